@@ -1,0 +1,184 @@
+#include "binding.h"
+
+#include <algorithm>
+#include <array>
+
+#include "torch_tensor.h"
+
+namespace otk::py {
+namespace {
+
+// inspect's parameter kinds, by value.
+enum Kind : long {
+  kPositionalOnly = 0,
+  kPositionalOrKeyword = 1,
+  kVarPositional = 2,
+  kKeywordOnly = 3,
+  kVarKeyword = 4
+};
+
+// Signatures are few: one per pipeline. Past this many, something makes new ones all the time.
+constexpr size_t kMaxPlans = 64;
+
+bool is_immutable(PyObject* object) { return is_exact_scalar(object) || is_torch_constant(object); }
+
+// Whether the type of `object` is exactly inspect.<name>.
+bool is_inspect_type(PyObject* object, const char* name) {
+  const Ref inspect = Ref::steal(PyImport_ImportModule("inspect"));
+  const Ref type = inspect ? Ref::steal(PyObject_GetAttrString(inspect.get(), name)) : Ref();
+  return type && reinterpret_cast<PyObject*>(Py_TYPE(object)) == type.get();
+}
+
+}  // namespace
+
+// A call's values by parameter index; null where there is none.
+struct BindingPlan::Arguments {
+  std::array<Ref, kMaxParameters> values;
+};
+
+std::shared_ptr<BindingPlan> BindingPlan::compile(BuilderObject* builder, PyObject* signature) {
+  if (!is_inspect_type(signature, "Signature")) return nullptr;
+  const Ref mapping = Ref::steal(PyObject_GetAttrString(signature, "parameters"));
+  const Ref values = mapping ? Ref::steal(PyMapping_Values(mapping.get())) : Ref();
+  if (!values) return nullptr;
+  const Py_ssize_t size = PyList_Size(values.get());
+  if (size < 0 || static_cast<size_t>(size) > kMaxParameters) return nullptr;
+  auto plan = std::make_shared<BindingPlan>();
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    if (!plan->add_parameter(builder, PyList_GetItem(values.get(), i))) return nullptr;
+  }
+  return plan->sort_by_name() ? plan : nullptr;
+}
+
+bool BindingPlan::add_parameter(BuilderObject* builder, PyObject* parameter) {
+  if (!is_inspect_type(parameter, "Parameter")) return false;
+  Ref name = Ref::steal(PyObject_GetAttrString(parameter, "name"));
+  Ref default_value = Ref::steal(PyObject_GetAttrString(parameter, "default"));
+  const Ref kind_value = Ref::steal(PyObject_GetAttrString(parameter, "kind"));
+  const Ref empty = Ref::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(parameter)), "empty"));
+  if (!name || !default_value || !kind_value || !empty || Py_TYPE(name.get()) != &PyUnicode_Type) return false;
+  const long kind = PyLong_AsLong(kind_value.get());
+  if (kind != kPositionalOnly && kind != kPositionalOrKeyword && kind != kKeywordOnly) return false;
+  const int precomputed = PySequence_Contains(builder->precomputed, name.get());
+  if (precomputed < 0) return false;
+
+  Parameter added{};
+  if (default_value.get() != empty.get()) {
+    added.default_value = std::move(default_value);
+    if (is_immutable(added.default_value.get())) {
+      const Ref value =
+          is_exact_scalar(added.default_value.get())
+              ? Ref::borrow(added.default_value.get())
+              : Ref::steal(PyObject_CallFunctionObjArgs(builder->hashable, added.default_value.get(), nullptr));
+      if (!value) return false;
+      added.default_item = Ref::steal(PyTuple_Pack(2, name.get(), value.get()));
+      if (!added.default_item) return false;
+    }
+  }
+  added.name = std::move(name);
+  added.positional = kind != kKeywordOnly;
+  added.keyword = kind != kPositionalOnly;
+  added.precomputed = precomputed == 1;
+  // inspect puts the positional parameters first.
+  if (added.positional) positional_count_ = parameters_.size() + 1;
+  parameters_.push_back(std::move(added));
+  return true;
+}
+
+bool BindingPlan::sort_by_name() {
+  by_name_.resize(parameters_.size());
+  for (size_t i = 0; i < by_name_.size(); ++i) by_name_[i] = i;
+  bool failed = false;
+  std::sort(by_name_.begin(), by_name_.end(), [this, &failed](size_t a, size_t b) {
+    const int less = PyObject_RichCompareBool(parameters_[a].name.get(), parameters_[b].name.get(), Py_LT);
+    failed |= less < 0;
+    return less == 1;
+  });
+  return !failed;
+}
+
+bool BindingPlan::find(PyObject* name, size_t& index) const {
+  // Argument names are interned nearly always, so identity finds them.
+  for (index = 0; index < parameters_.size(); ++index) {
+    if (parameters_[index].name.get() == name) return true;
+  }
+  for (index = 0; index < parameters_.size(); ++index) {
+    if (PyUnicode_Compare(parameters_[index].name.get(), name) == 0) return true;
+  }
+  return false;
+}
+
+// False without an error where Python would raise TypeError.
+bool BindingPlan::bind(PyObject* args, PyObject* kwargs, Arguments& bound) const {
+  const auto given = static_cast<size_t>(PyTuple_Size(args));
+  if (given > positional_count_) return false;
+  for (size_t i = 0; i < given; ++i) {
+    bound.values[i] = Ref::borrow(PyTuple_GetItem(args, static_cast<Py_ssize_t>(i)));
+  }
+  Py_ssize_t position = 0;
+  PyObject *name, *value;
+  while (PyDict_Next(kwargs, &position, &name, &value) != 0) {
+    size_t index;
+    if (Py_TYPE(name) != &PyUnicode_Type || !find(name, index)) return false;
+    if (!parameters_[index].keyword || bound.values[index]) return false;
+    bound.values[index] = Ref::borrow(value);
+  }
+  return true;
+}
+
+Ref BindingPlan::make_item(Walk& walk, size_t index, PyObject* value) const {
+  walk.reason = Reason::kNone;
+  Ref hashed = Ref::steal(walk.hash_value(value));
+  if (!hashed || walk.is_sentinel(hashed.get())) return hashed;
+  return Ref::steal(PyTuple_Pack(2, parameters_[index].name.get(), hashed.get()));
+}
+
+PyObject* BindingPlan::build(Walk& walk, PyObject* model_tag, PyObject* args, PyObject* kwargs) const {
+  Arguments bound;
+  if (!bind(args, kwargs, bound)) return new_reference(Py_None);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].precomputed) continue;
+    PyObject* value = bound.values[i] ? bound.values[i].get() : parameters_[i].default_value.get();
+    if (value != nullptr && value != Py_None) return new_reference(Py_None);
+  }
+  std::array<Ref, kMaxParameters> items;
+  Py_ssize_t count = 0;
+  for (const size_t index : by_name_) {
+    const Parameter& parameter = parameters_[index];
+    if (bound.values[index]) {
+      items[count] = make_item(walk, index, bound.values[index].get());
+    } else if (parameter.default_item) {
+      items[count] = Ref::borrow(parameter.default_item.get());
+    } else if (parameter.default_value) {
+      items[count] = make_item(walk, index, parameter.default_value.get());
+    } else {
+      continue;  // not given: bind_partial() leaves it out
+    }
+    if (!items[count]) return nullptr;
+    if (walk.is_sentinel(items[count].get())) return new_reference(Py_None);
+    ++count;
+  }
+  if (!walk.fill()) return nullptr;
+  if (walk.reason != Reason::kNone) return new_reference(Py_None);
+  const Ref tuple = Ref::steal(PyTuple_New(count));
+  if (!tuple) return nullptr;
+  for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SetItem(tuple.get(), i, items[i].release());
+  return PyTuple_Pack(2, model_tag, tuple.get());
+}
+
+bool BindingPlans::find(BuilderObject* builder, PyObject* signature, std::shared_ptr<BindingPlan>& plan) {
+  for (const Entry& entry : entries_) {
+    if (entry.signature.get() == signature) {
+      plan = entry.plan;
+      return true;
+    }
+  }
+  plan = BindingPlan::compile(builder, signature);
+  if (!plan && PyErr_Occurred() != nullptr) return false;
+  std::vector<Entry> dropped;  // freed after the vector is whole again: a destructor may run Python code
+  if (entries_.size() >= kMaxPlans) dropped.swap(entries_);
+  entries_.push_back({Ref::borrow(signature), plan});
+  return true;
+}
+
+}  // namespace otk::py

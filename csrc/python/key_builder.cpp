@@ -1,0 +1,150 @@
+#include "key_builder.h"
+
+#include <memory>
+#include <new>
+
+#include "binding.h"
+#include "torch_tensor.h"
+#include "walk.h"
+
+namespace otk::py {
+namespace {
+
+BuilderObject* as_builder(PyObject* object) { return reinterpret_cast<BuilderObject*>(object); }
+
+// Runs `body`, which returns a new reference or null, and turns C++'s only exception here into Python's.
+template <class Body>
+PyObject* guard(Body body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+}
+
+PyObject* hashable(PyObject* self, PyObject* object) {
+  return guard([self, object]() -> PyObject* {
+    BuilderObject* builder = as_builder(self);
+    if (Walk* walk = Walk::current(builder)) return walk->hash_value(object);
+    // Called by somebody else than upstream's _build_key: nobody would fill the keys later.
+    Walk walk(builder);
+    Ref value = Ref::steal(walk.hash_value(object));
+    if (!value || walk.is_sentinel(value.get())) return value.release();
+    if (!walk.fill()) return nullptr;
+    return walk.reason == Reason::kNone ? value.release() : new_reference(builder->not_hashable);
+  });
+}
+
+// Upstream's own function, for what it alone knows how to bind.
+PyObject* build_key_upstream(Walk& walk, PyObject* args) {
+  walk.pending.distrust_views();
+  Ref key = Ref::steal(PyObject_CallObject(walk.builder->build_key, args));
+  if (!key || key.get() == Py_None) return key.release();
+  if (!walk.fill()) return nullptr;
+  return walk.reason == Reason::kNone ? key.release() : new_reference(Py_None);
+}
+
+PyObject* build_key(PyObject* self, PyObject* args) {
+  return guard([self, args]() -> PyObject* {
+    BuilderObject* builder = as_builder(self);
+    Walk walk(builder);
+    if (PyTuple_Size(args) != 4) return build_key_upstream(walk, args);
+    PyObject* signature = PyTuple_GetItem(args, 0);
+    PyObject* call_args = PyTuple_GetItem(args, 2);
+    PyObject* call_kwargs = PyTuple_GetItem(args, 3);
+    std::shared_ptr<BindingPlan> plan;  // shared: another thread may drop the builder's while this call waits
+    if (!builder->plans->find(builder, signature, plan)) return nullptr;
+    if (!plan || Py_TYPE(call_args) != &PyTuple_Type || Py_TYPE(call_kwargs) != &PyDict_Type) {
+      return build_key_upstream(walk, args);
+    }
+    return plan->build(walk, PyTuple_GetItem(args, 1), call_args, call_kwargs);
+  });
+}
+
+PyObject* builder_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* const kNames[] = {"hashable", "build_key", "not_hashable", "precomputed",
+                                       "to_host",  "max_bytes", nullptr};
+  PyObject *hashable_fn, *build_key_fn, *not_hashable, *precomputed, *to_host;
+  unsigned long long max_bytes;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO!OK:KeyBuilder", const_cast<char**>(kNames), &hashable_fn,
+                                   &build_key_fn, &not_hashable, &PyTuple_Type, &precomputed, &to_host, &max_bytes)) {
+    return nullptr;
+  }
+  if (!find_torch()) return nullptr;
+  Ref seq_tag = Ref::steal(PyUnicode_InternFromString("__seq__"));
+  if (!seq_tag) return nullptr;
+  auto* plans = new (std::nothrow) BindingPlans;
+  if (plans == nullptr) return PyErr_NoMemory();
+  PyObject* self = PyType_GenericAlloc(type, 0);
+  if (self == nullptr) {
+    delete plans;
+    return nullptr;
+  }
+  BuilderObject* builder = as_builder(self);
+  builder->hashable = new_reference(hashable_fn);
+  builder->build_key = new_reference(build_key_fn);
+  builder->not_hashable = new_reference(not_hashable);
+  builder->precomputed = new_reference(precomputed);
+  builder->to_host = new_reference(to_host);
+  builder->seq_tag = seq_tag.release();
+  builder->max_bytes = max_bytes;
+  builder->plans = plans;
+  return self;
+}
+
+int builder_traverse(PyObject* self, visitproc visit, void* arg) {
+  BuilderObject* builder = as_builder(self);
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(builder->hashable);
+  Py_VISIT(builder->build_key);
+  Py_VISIT(builder->not_hashable);
+  Py_VISIT(builder->precomputed);
+  Py_VISIT(builder->to_host);
+  return 0;
+}
+
+int builder_clear(PyObject* self) {
+  BuilderObject* builder = as_builder(self);
+  Py_CLEAR(builder->hashable);
+  Py_CLEAR(builder->build_key);
+  Py_CLEAR(builder->not_hashable);
+  Py_CLEAR(builder->precomputed);
+  Py_CLEAR(builder->to_host);
+  Py_CLEAR(builder->seq_tag);
+  return 0;
+}
+
+void builder_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  builder_clear(self);
+  delete as_builder(self)->plans;
+  PyObject_GC_Del(self);
+  Py_DECREF(type);
+}
+
+PyMethodDef kMethods[] = {
+    {"hashable", hashable, METH_O, "Upstream's _hashable(obj), with a TensorKey for each tensor that has one."},
+    {"build_key", build_key, METH_VARARGS,
+     "Upstream's _build_key(signature, model_tag, args, kwargs): a key, or None to bypass the cache."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyType_Slot kSlots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(builder_new)},
+    {Py_tp_traverse, reinterpret_cast<void*>(builder_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(builder_clear)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(builder_dealloc)},
+    {Py_tp_methods, kMethods},
+    {Py_tp_doc,
+     const_cast<char*>("KeyBuilder(hashable, build_key, not_hashable, precomputed, to_host, max_bytes)\n--\n\n"
+                       "The stand-ins for one prompt-embedding cache module's key functions.")},
+    {0, nullptr}};
+
+PyType_Spec kSpec = {"omni_tensor_key._core.KeyBuilder", sizeof(BuilderObject), 0,
+                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, kSlots};
+
+}  // namespace
+
+PyTypeObject* make_key_builder_type() { return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&kSpec)); }
+
+}  // namespace otk::py

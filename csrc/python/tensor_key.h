@@ -1,0 +1,42 @@
+// TensorKey: the Python object that stands for one tensor in a cache key.
+#pragma once
+
+#include "../tensor_view.h"
+#include "../xxh3.h"
+#include "python.h"
+
+namespace otk::py {
+
+// Variable-sized: the shape (8 bytes each) and then the content follow the fixed part.
+struct KeyObject {
+  PyObject_VAR_HEAD xxh3::Digest digest;
+  Py_hash_t hash;
+  uint64_t nbytes;
+  // Where the content was read; a plain number for the alias guard. No lifetime hangs on it, and it is no part of the
+  // key: neither == nor hash() look at it.
+  uintptr_t source;
+  dlpack::Device device;
+  int32_t ndim;
+  dlpack::DataType dtype;
+  bool sealed;  // content, digest and hash are set
+
+  int64_t* shape() { return reinterpret_cast<int64_t*>(this + 1); }
+  uint8_t* content() { return reinterpret_cast<uint8_t*>(shape() + ndim); }
+};
+static_assert(sizeof(KeyObject) % alignof(int64_t) == 0 && sizeof(KeyObject) <= 104);
+
+// The type object; made by make_tensor_key_type(), which module initialization calls once.
+extern PyTypeObject* tensor_key_type;
+bool make_tensor_key_type();
+
+// A key of the view's shape, dtype and device whose content is not set yet. Until it is sealed, comparing, hashing or
+// reading it raises. New reference, or null with an error.
+KeyObject* new_key(const TensorView& view);
+
+// Whether the key's shape, dtype, device and size are those of the view.
+bool describes(KeyObject* key, const TensorView& view);
+
+// Computes digest and hash from the content. Touches no Python state: it may run without the GIL.
+void seal(KeyObject* key);
+
+}  // namespace otk::py

@@ -1,0 +1,87 @@
+#include "walk.h"
+
+#include "torch_tensor.h"
+
+namespace otk::py {
+namespace {
+
+thread_local Walk* current_walk = nullptr;
+
+// A new tuple with the first `count` items of `from`; the others are to be set.
+Ref copy_prefix(PyObject* from, Py_ssize_t count, Py_ssize_t size) {
+  Ref copy = Ref::steal(PyTuple_New(size));
+  for (Py_ssize_t i = 0; copy && i < count; ++i) {
+    PyTuple_SetItem(copy.get(), i, new_reference(PyTuple_GetItem(from, i)));
+  }
+  return copy;
+}
+
+}  // namespace
+
+bool is_exact_scalar(PyObject* object) {
+  const PyTypeObject* type = Py_TYPE(object);
+  return type == &PyLong_Type || type == &PyUnicode_Type || type == &PyBool_Type || type == &PyFloat_Type ||
+         type == &PyBytes_Type || object == Py_None;
+}
+
+// Scalars are their own keys, so a tuple of scalars is returned itself; it is copied at the first item that is not.
+Ref Walk::hash_items(Ref items) {
+  const Py_ssize_t size = PyTuple_Size(items.get());
+  Ref changed;
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    PyObject* item = PyTuple_GetItem(items.get(), i);  // borrowed
+    if (is_exact_scalar(item)) {
+      if (changed) PyTuple_SetItem(changed.get(), i, new_reference(item));
+      continue;
+    }
+    Ref value = Ref::steal(hash_value(item));
+    if (!value || is_sentinel(value.get())) return value;
+    if (!changed) changed = copy_prefix(items.get(), i, size);
+    if (!changed) return Ref();
+    PyTuple_SetItem(changed.get(), i, value.release());
+  }
+  return changed ? std::move(changed) : std::move(items);
+}
+
+PyObject* Walk::hash_sequence(PyObject* object) {
+  // A list is copied first: what runs while its items are walked may change it.
+  Ref items = Py_TYPE(object) == &PyList_Type ? Ref::steal(PyList_AsTuple(object)) : Ref::borrow(object);
+  if (!items || Py_EnterRecursiveCall(" while keying a nested sequence") != 0) return nullptr;
+  Ref hashed = hash_items(std::move(items));
+  Py_LeaveRecursiveCall();
+  if (!hashed || is_sentinel(hashed.get())) return hashed.release();
+  return PyTuple_Pack(2, builder->seq_tag, hashed.get());
+}
+
+PyObject* Walk::hash_tensor(PyObject* object) {
+  TensorView view;
+  if (!read_tensor(object, builder->max_bytes, view, reason)) return nullptr;
+  if (reason == Reason::kNone) return pending.add(object, view);
+  return new_reference(builder->not_hashable);
+}
+
+PyObject* Walk::hash_other(PyObject* object) {
+  pending.distrust_views();  // upstream's function may run anybody's code
+  PyObject* value = PyObject_CallFunctionObjArgs(builder->hashable, object, nullptr);
+  // A nested value that was refused has set its own reason: upstream came back here for it.
+  if (value != nullptr && is_sentinel(value) && reason == Reason::kNone) reason = refusal_of(object);
+  return value;
+}
+
+PyObject* Walk::hash_value(PyObject* object) {
+  if (is_exact_scalar(object)) return new_reference(object);
+  if (is_exact_tensor(object)) return hash_tensor(object);
+  const PyTypeObject* type = Py_TYPE(object);
+  if (type == &PyList_Type || type == &PyTuple_Type) return hash_sequence(object);
+  return hash_other(object);
+}
+
+Walk::Walk(BuilderObject* owner) : builder(owner), outer_(current_walk) { current_walk = this; }
+
+Walk::~Walk() { current_walk = outer_; }
+
+Walk* Walk::current(BuilderObject* builder) {
+  return current_walk != nullptr && current_walk->builder == builder ? current_walk : nullptr;
+}
+
+}  // namespace otk::py

@@ -1,0 +1,35 @@
+// The content hash of this CPU: XXH3-128 with the widest vector unit found at run time.
+#pragma once
+
+#include "xxh3.h"
+
+namespace otk::xxh3 {
+
+// Runs the accumulation loop over an input of `n` > kMidMax bytes.
+using LongLoopFn = void (*)(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n);
+
+struct SimdPath {
+  const char* name;
+  LongLoopFn run;
+};
+
+// The paths this CPU can run, the preferred one first; the last one is always "scalar".
+struct SimdPaths {
+  SimdPath path[4];
+  size_t count;
+};
+const SimdPaths& simd_paths();
+
+Digest hash(const void* data, size_t n, LongLoopFn loop);
+
+inline Digest hash(const void* data, size_t n) { return hash(data, n, simd_paths().path[0].run); }
+
+#if defined(__x86_64__)
+void run_sse2(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n);
+void run_avx2(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n);
+void run_avx512(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n);
+#elif defined(__aarch64__)
+void run_neon(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n);
+#endif
+
+}  // namespace otk::xxh3

@@ -1,0 +1,49 @@
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, final
+
+import torch
+
+SIMD_PATHS: tuple[str, ...]
+
+@final
+class TensorKey:
+    @property
+    def digest(self) -> bytes: ...
+    @property
+    def hexdigest(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+class KeyBuilder:
+    def __new__(
+        cls,
+        hashable: Callable[[Any], Any],
+        build_key: Callable[..., Any],
+        not_hashable: object,
+        precomputed: tuple[str, ...],
+        to_host: Callable[[list[torch.Tensor]], list[torch.Tensor] | None],
+        max_bytes: int,
+    ) -> KeyBuilder: ...
+    def hashable(self, obj: Any, /) -> Any: ...
+    def build_key(
+        self, signature: inspect.Signature, model_tag: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], /
+    ) -> Any: ...
+
+def tensor_keys(
+    tensors: Iterable[torch.Tensor],
+    to_host: Callable[[list[torch.Tensor]], list[torch.Tensor] | None],
+    max_bytes: int,
+    /,
+) -> list[TensorKey]: ...
+def sources(key: Any, /) -> list[int]: ...
+def xxh3_128(data: bytes, simd_path: str, /) -> bytes: ...

@@ -1,0 +1,63 @@
+"""The environment variables, read once per process."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+
+from .log import logger
+
+DEFAULT_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says.
+
+    enabled: False where `OMNI_TENSOR_KEY` is 0: then nothing is ever replaced.
+    max_bytes: the largest tensor that is keyed, in bytes (`OMNI_TENSOR_KEY_MAX_BYTES`).
+    backend: "native" or "reference" (`OMNI_TENSOR_KEY_BACKEND`).
+    """
+
+    enabled: bool = True
+    max_bytes: int = DEFAULT_MAX_BYTES
+    backend: str = "native"
+
+
+def _warn(name: str, value: str, expected: str, default: object) -> None:
+    logger.warning("omni_tensor_key: %s=%r is not %s; using %s.", name, value, expected, default)
+
+
+def _enabled() -> bool:
+    value = os.environ.get("OMNI_TENSOR_KEY", "1")
+    if value.strip().lower() in ("0", "false", "no", "off"):
+        return False
+    if value.strip().lower() not in ("1", "true", "yes", "on"):
+        _warn("OMNI_TENSOR_KEY", value, "0 or 1", 1)
+    return True
+
+
+def _max_bytes() -> int:
+    value = os.environ.get("OMNI_TENSOR_KEY_MAX_BYTES")
+    if value is None:
+        return DEFAULT_MAX_BYTES
+    # No int(): it also takes "1_0", " 5" and "-1".
+    if value.isascii() and value.isdecimal() and int(value) < 1 << 63:
+        return int(value)
+    _warn("OMNI_TENSOR_KEY_MAX_BYTES", value, "a number of bytes", DEFAULT_MAX_BYTES)
+    return DEFAULT_MAX_BYTES
+
+
+def _backend() -> str:
+    value = os.environ.get("OMNI_TENSOR_KEY_BACKEND", "native")
+    if value in ("native", "reference"):
+        return value
+    _warn("OMNI_TENSOR_KEY_BACKEND", value, "native or reference", "native")
+    return "native"
+
+
+@functools.cache
+def settings() -> Settings:
+    """The settings of this process; a bad value is warned of once and replaced by its default."""
+    return Settings(_enabled(), _max_bytes(), _backend())
