@@ -2,9 +2,11 @@
 
 from importlib.metadata import version
 
+from .backend import TensorKey
+from .bypass import explain
 from .errors import UncacheableTensorError
-from .key import TensorKey, tensor_key, tensor_keys
-from .plugin import activate, deactivate, is_active
+from .key import tensor_key, tensor_keys
+from .plugin import activate, deactivate, is_active, stats
 
 __version__ = version("omni-tensor-key")
 
@@ -14,7 +16,9 @@ __all__ = [
     "__version__",
     "activate",
     "deactivate",
+    "explain",
     "is_active",
+    "stats",
     "tensor_key",
     "tensor_keys",
 ]

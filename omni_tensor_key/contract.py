@@ -18,7 +18,7 @@ import torch
 MODULE = "vllm_omni.diffusion.cache.prompt_embed_cache"
 
 
-class ContractMismatch(Exception):  # noqa: N818 - a finding, not a failure
+class ContractMismatch(Exception):
     """The module differs from what this package relies on; the text names the difference."""
 
 
@@ -62,7 +62,10 @@ def _check_names(module: types.ModuleType) -> None:
         _expect(isinstance(function, types.FunctionType), f"{name} is not a function")
         _expect(_parameters(function) == parameters, f"{name} takes {_parameters(function)}, not {parameters}")
     precomputed = getattr(module, "_PRECOMPUTED_EMBED_ARGS", None)
-    _expect(isinstance(precomputed, tuple) and all(type(name) is str for name in precomputed), "_PRECOMPUTED_EMBED_ARGS is no tuple of names")
+    _expect(
+        isinstance(precomputed, tuple) and all(type(name) is str for name in precomputed),
+        "_PRECOMPUTED_EMBED_ARGS is no tuple of names",
+    )
     for name in ("_NOT_HASHABLE", "_CACHE_MISS"):
         _expect(hasattr(module, name), f"there is no {name}")
     cache = getattr(module, "PromptEmbedCache", None)
@@ -81,7 +84,9 @@ def _check_keys(module: Any) -> None:
     for scalar in (None, True, 3, 2.5, "a", b"a"):
         _expect(hashable(scalar) is scalar, f"_hashable changes {scalar!r}")
     nested = hashable(["a", (1, [None])])
-    _expect(nested == ("__seq__", ("a", ("__seq__", (1, ("__seq__", (None,)))))), f"_hashable makes {nested!r} of lists")
+    _expect(
+        nested == ("__seq__", ("a", ("__seq__", (1, ("__seq__", (None,)))))), f"_hashable makes {nested!r} of lists"
+    )
     mapping = hashable({"b": 1, "a": [2]})
     _expect(mapping == ("__dict__", (("'a'", ("__seq__", (2,))), ("'b'", 1))), f"_hashable makes {mapping!r} of dicts")
 
@@ -89,7 +94,9 @@ def _check_keys(module: Any) -> None:
     expected = ("tag", (("mask", ("__seq__", (1,))), ("prompt", "a"), ("prompt_embeds", None)))
     _expect(key == expected, f"_build_key makes {key!r}")
     partial = build_key(_SIGNATURE, "tag", (), {})
-    _expect(partial == ("tag", (("mask", None), ("prompt_embeds", None))), f"_build_key makes {partial!r} of no arguments")
+    _expect(
+        partial == ("tag", (("mask", None), ("prompt_embeds", None))), f"_build_key makes {partial!r} of no arguments"
+    )
     for kwargs in ({"unknown": 1}, {"prompt": "a", "prompt_embeds": 1}, {"prompt": object()}):
         _expect(build_key(_SIGNATURE, "tag", (), kwargs) is None, f"_build_key does not bypass {kwargs!r}")
 
@@ -103,7 +110,9 @@ def _check_calls(module: Any) -> None:
 
     key = _with_globals(module._build_key, _hashable=record)(_SIGNATURE, "tag", (1,), {"mask": [2]})
     _expect(seen == [[2], 1, None], "_build_key does not call _hashable on each argument in name order")
-    _expect(key == ("tag", tuple((n, "recorded") for n in sorted(_SIGNATURE.parameters))), "_build_key ignores _hashable")
+    _expect(
+        key == ("tag", tuple((n, "recorded") for n in sorted(_SIGNATURE.parameters))), "_build_key ignores _hashable"
+    )
     for container in ([1], (1,), {"a": 1}):
         seen.clear()
         _with_globals(module._hashable, _hashable=record)(container)
@@ -135,9 +144,13 @@ def _check_cache(module: Any) -> None:
     cache = install(pipeline, max_size=2, enabled=True, model_tag="tag")
     _expect(isinstance(cache, Cache), "install_prompt_embed_cache does not return its PromptEmbedCache")
     first, second = pipeline.encode_prompt("a"), pipeline.encode_prompt("a")
-    _expect(len(built) == 2 and built[0][1:] == ("tag", ("a",), {}), "the wrapper does not call _build_key at each call")
+    _expect(
+        len(built) == 2 and built[0][1:] == ("tag", ("a",), {}), "the wrapper does not call _build_key at each call"
+    )
     _expect([key for key, _ in stored] == ["key"], "the wrapper does not store a miss through PromptEmbedCache.put")
-    _expect(second is stored[0][1] and first[1] is not second[1], "the wrapper does not return the stored value on a hit")
+    _expect(
+        second is stored[0][1] and first[1] is not second[1], "the wrapper does not return the stored value on a hit"
+    )
     pipeline.encode_prompt()
     counts = cache.stats()
     found = tuple(counts.get(name) for name in ("hits", "misses", "bypassed"))

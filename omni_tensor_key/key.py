@@ -1,28 +1,15 @@
-"""Keys of single tensors, and the backend that makes them."""
+"""Keys of single tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 
+from . import backend
+from .backend import TensorKey
 from .host_copy import to_host
 from .settings import settings
-
-if TYPE_CHECKING or settings().backend == "native":
-    from . import _core as backend
-else:
-    from . import reference as backend
-
-TensorKey = backend.TensorKey
-
-
-def backend_description() -> str:
-    """The backend in use, for the log line: its name and, for the native one, the instruction set of its hash."""
-    if settings().backend == "reference":
-        return "reference backend"
-    return f"native backend, {backend.SIMD_PATHS[0]}"
 
 
 def tensor_keys(tensors: Iterable[torch.Tensor]) -> list[TensorKey]:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import sys
 import threading
 import types
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import wrapt
 
+from . import backend
 from .contract import MODULE, ContractMismatch
-from .key import backend_description
 from .log import logger
 from .settings import settings
-from .upstream import Replacement
+from .upstream import CacheDoor
+from .workers import LORA_MODULE, WORKER_MODULE, LoraDoor, WorkerDoor
+
+# The modules this package has a part in, in the order of need: where the first is not as expected, nothing is done in
+# the others, and where one of the others is not, nothing stays done in the first.
+_DOORS: dict[str, type[CacheDoor | LoraDoor | WorkerDoor]] = {
+    MODULE: CacheDoor,
+    LORA_MODULE: LoraDoor,
+    WORKER_MODULE: WorkerDoor,
+}
 
 
 class _State:
@@ -28,8 +36,13 @@ class _State:
         self.lock = threading.Lock()
         self.wanted = False
         self.hooked = False
+        self.ready: dict[str, types.ModuleType] = {}
+        self.doors: dict[str, CacheDoor | LoraDoor | WorkerDoor] = {}
         self.warnings: set[str] = set()
-        self.replacement: Replacement | None = None
+
+    @property
+    def active(self) -> bool:
+        return MODULE in self.doors and all(door.in_place() for door in self.doors.values())
 
 
 _state = _State()
@@ -46,34 +59,54 @@ def _stand_down(difference: str) -> None:
     if difference not in _state.warnings:
         _state.warnings.add(difference)
         logger.warning(
-            "omni_tensor_key stands down: %s: %s. Nothing was replaced; calls with tensor arguments go on as before.",
+            "omni_tensor_key stands down: %s: %s. Nothing is replaced; calls with tensor arguments go on as before.",
             _upstream_version(),
             difference,
         )
 
 
-def _replace_in(module: types.ModuleType) -> None:
-    """Replace the module's functions if that is wanted and not done. Never raises: it runs inside an import."""
+def _restore() -> None:
+    for door in _state.doors.values():
+        door.check_restorable()
+    while _state.doors:
+        _state.doors.popitem()[1].restore()
+
+
+def _open_doors() -> None:
+    """Do this package's part in every module that is ready. The lock is held."""
+    if not _state.wanted or MODULE not in _state.ready:
+        return
+    first = not _state.active
+    if first:
+        _state.doors.clear()  # somebody reloaded the module: its attributes are upstream's again
+    try:
+        for name, door in _DOORS.items():
+            if name in _state.ready and name not in _state.doors:
+                _state.doors[name] = door(_state.ready[name])
+    except Exception as error:
+        _restore()
+        _stand_down(str(error) if isinstance(error, ContractMismatch) else f"{type(error).__name__}: {error}")
+        logger.debug("omni_tensor_key could not be activated", exc_info=True)
+        return
+    if first:
+        logger.info(
+            "omni_tensor_key %s is active: encode_prompt() calls with token-ID and mask tensors of up to %d bytes are "
+            "cacheable (%s, %s).",
+            version("omni-tensor-key"),
+            settings().max_bytes,
+            backend.DESCRIPTION,
+            _upstream_version(),
+        )
+
+
+def _on_import(module: types.ModuleType) -> None:
+    """Never raises: it runs inside the import of `module`."""
     with _state.lock:
-        if not _state.wanted or (_state.replacement is not None and _state.replacement.in_place()):
-            return
-        _state.replacement = None
+        _state.ready[module.__name__] = module
         try:
-            _state.replacement = Replacement(module)
-        except ContractMismatch as mismatch:
-            _stand_down(str(mismatch))
-        except Exception as error:
-            _stand_down(f"{type(error).__name__}: {error}")
-            logger.debug("omni_tensor_key could not be activated", exc_info=True)
-        else:
-            logger.info(
-                "omni_tensor_key %s is active: encode_prompt() calls with token-ID and mask tensors of up to %d bytes "
-                "are cacheable (%s, %s).",
-                version("omni-tensor-key"),
-                settings().max_bytes,
-                backend_description(),
-                _upstream_version(),
-            )
+            _open_doors()
+        except Exception:
+            logger.exception("omni_tensor_key could not be activated.")
 
 
 def _check_presence() -> None:
@@ -83,7 +116,9 @@ def _check_presence() -> None:
     if not places:
         _stand_down("it is not installed")
     elif not any(list(Path(place, "diffusion", "cache").glob("prompt_embed_cache.*")) for place in places):
-        _stand_down("it has no prompt-embedding cache (diffusion/cache/prompt_embed_cache.py); 0.22 is the first with one")
+        _stand_down(
+            "it has no prompt-embedding cache (diffusion/cache/prompt_embed_cache.py); 0.22 is the first with one"
+        )
 
 
 def activate() -> None:
@@ -98,30 +133,43 @@ def activate() -> None:
     with _state.lock:
         _state.wanted = True
         hooked, _state.hooked = _state.hooked, True
-    if MODULE in sys.modules:
-        # Waits for the import to end if another thread is in the middle of it.
-        _replace_in(importlib.import_module(MODULE))
-    elif not hooked:
+    if not hooked:
         _check_presence()
-        wrapt.register_post_import_hook(_replace_in, MODULE)
+        for name in _DOORS:
+            wrapt.register_post_import_hook(_on_import, name)  # at once if it is imported already
+    else:
+        with _state.lock:
+            _open_doors()
 
 
 def deactivate() -> None:
-    """Put upstream's own functions back; entries already cached stay, and calls with tensors bypass the cache again.
+    """Put upstream's own functions back and drop the entries of the watched caches.
 
-    Raises RuntimeError where other code has replaced the same functions since.
+    Calls with tensors bypass the cache again. Raises RuntimeError, and changes nothing, where other code has replaced
+    the same functions since.
     """
     with _state.lock:
+        _restore()
         _state.wanted = False
-        if _state.replacement is not None:
-            _state.replacement.restore()
-            _state.replacement = None
 
 
 def is_active() -> bool:
-    """Whether the replaced functions are in place in this process."""
+    """Whether this package's functions are in place in this process."""
     with _state.lock:
-        return _state.replacement is not None and _state.replacement.in_place()
+        return _state.active
+
+
+def stats() -> dict[str, Any]:
+    """Return this process's counters.
+
+    "bypassed": calls that were not keyed, by pipeline, argument and reason; an empty argument is an unknown one.
+    "cleared": how often a watched cache lost its entries, by pipeline and cause. What is not counted is absent.
+    """
+    with _state.lock:
+        cache = _state.doors.get(MODULE)
+        if not isinstance(cache, CacheDoor):
+            return {}
+        return cache.stats()
 
 
 def register() -> None:

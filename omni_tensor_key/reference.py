@@ -112,11 +112,12 @@ def _content(tensor: torch.Tensor) -> bytes:
     return np.ascontiguousarray(tensor.detach().numpy()).tobytes()
 
 
-def sources(key: Any) -> list[int]:
-    """The addresses from which the TensorKeys in a key were read."""
+def sources(key: Any) -> list[int] | None:
+    """The addresses from which the TensorKeys in a key were read, or None for a key without one."""
     if isinstance(key, TensorKey):
         return [key.source] if key.source else []
-    return [source for item in key for source in sources(item)] if type(key) is tuple else []
+    found = [inner for inner in map(sources, key) if inner is not None] if type(key) is tuple else []
+    return [source for inner in found for source in inner] if found else None
 
 
 class KeyBuilder:
@@ -130,6 +131,7 @@ class KeyBuilder:
         precomputed: tuple[str, ...],
         to_host: ToHost,
         max_bytes: int,
+        on_bypass: Callable[[str, str, str, int], object] | None = None,
     ) -> None:
         self._hashable = hashable
         self._build_key = build_key
@@ -151,3 +153,7 @@ class KeyBuilder:
     ) -> Any:
         """Upstream's _build_key: a key, or None to bypass the cache."""
         return self._build_key(signature, model_tag, args, kwargs)
+
+    def bypassed(self) -> dict[tuple[str, str, str], int]:
+        """Nothing: this backend does not count."""
+        return {}

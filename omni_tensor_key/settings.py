@@ -18,24 +18,27 @@ class Settings:
     enabled: False where `OMNI_TENSOR_KEY` is 0: then nothing is ever replaced.
     max_bytes: the largest tensor that is keyed, in bytes (`OMNI_TENSOR_KEY_MAX_BYTES`).
     backend: "native" or "reference" (`OMNI_TENSOR_KEY_BACKEND`).
+    debug: True where `OMNI_TENSOR_KEY_DEBUG` is 1: every hit checks that the stored value has not been edited.
     """
 
     enabled: bool = True
     max_bytes: int = DEFAULT_MAX_BYTES
     backend: str = "native"
+    debug: bool = False
 
 
 def _warn(name: str, value: str, expected: str, default: object) -> None:
     logger.warning("omni_tensor_key: %s=%r is not %s; using %s.", name, value, expected, default)
 
 
-def _enabled() -> bool:
-    value = os.environ.get("OMNI_TENSOR_KEY", "1")
+def _switch(name: str, default: bool) -> bool:
+    value = os.environ.get(name, "1" if default else "0")
     if value.strip().lower() in ("0", "false", "no", "off"):
         return False
-    if value.strip().lower() not in ("1", "true", "yes", "on"):
-        _warn("OMNI_TENSOR_KEY", value, "0 or 1", 1)
-    return True
+    if value.strip().lower() in ("1", "true", "yes", "on"):
+        return True
+    _warn(name, value, "0 or 1", int(default))
+    return default
 
 
 def _max_bytes() -> int:
@@ -60,4 +63,9 @@ def _backend() -> str:
 @functools.cache
 def settings() -> Settings:
     """The settings of this process; a bad value is warned of once and replaced by its default."""
-    return Settings(_enabled(), _max_bytes(), _backend())
+    return Settings(
+        enabled=_switch("OMNI_TENSOR_KEY", True),
+        max_bytes=_max_bytes(),
+        backend=_backend(),
+        debug=_switch("OMNI_TENSOR_KEY_DEBUG", False),
+    )

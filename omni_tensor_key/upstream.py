@@ -1,69 +1,177 @@
-"""The three attributes of vLLM-Omni's prompt-embedding cache that this package replaces."""
+"""This package's part in vLLM-Omni's prompt-embedding cache: what is replaced in the module, and the caches watched."""
 
 from __future__ import annotations
 
+import functools
+import gc
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
+from . import backend
+from .bypass import on_bypass
 from .contract import check_contract
+from .debug import Fingerprints
 from .host_copy import to_host
-from .key import backend
+from .log import logger
 from .outputs import without_aliases
+from .patches import Patches
 from .settings import settings
+from .watch import Watch, attach, detach, watch_of
+from .weights import WeightDoors
+
+# Where upstream imports install_prompt_embed_cache by name.
+_IMPORTERS = ("vllm_omni.diffusion.cache", "vllm_omni.diffusion.worker.diffusion_model_runner")
 
 
-def _guarded_put(put: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
-    def guarded_put(self: Any, key: Any, value: Any) -> None:
-        """Store `value`, with clones in place of tensors that share storage with an input of the call."""
-        sources = backend.sources(key)
-        put(self, key, without_aliases(value, sources) if sources else value)
-
-    return guarded_put
-
-
-class Replacement:
+class CacheDoor(Patches):
     """This package's functions in the place of upstream's, in one module.
 
     Raises ContractMismatch, and leaves the module as it is, where it differs from what this package relies on.
     """
 
     def __init__(self, module: types.ModuleType) -> None:
+        super().__init__()
         check_contract(module)
-        cache: Any = module.PromptEmbedCache
-        names: Any = module
-        builder = backend.KeyBuilder(
-            names._hashable,
-            names._build_key,
-            names._NOT_HASHABLE,
-            names._PRECOMPUTED_EMBED_ARGS,
+        upstream: Any = module
+        self._cache_class: Any = upstream.PromptEmbedCache
+        self._miss = upstream._CACHE_MISS
+        self._doors: dict[Watch, WeightDoors] = {}
+        self._fingerprints = Fingerprints() if settings().debug else None
+        self.builder = backend.KeyBuilder(
+            upstream._hashable,
+            upstream._build_key,
+            upstream._NOT_HASHABLE,
+            upstream._PRECOMPUTED_EMBED_ARGS,
             to_host,
             settings().max_bytes,
+            on_bypass,
         )
-        targets: list[tuple[Any, str, Any]] = [
-            (module, "_hashable", builder.hashable),
-            (module, "_build_key", builder.build_key),
-            (cache, "put", _guarded_put(cache.put)),
-        ]
-        # `vars`, not getattr: what is put back must be what was there.
-        self._attributes = [(owner, name, vars(owner)[name], new) for owner, name, new in targets]
-        for owner, name, _, new in self._attributes:
-            setattr(owner, name, new)
+        install = upstream.install_prompt_embed_cache
+        watched_install = self._watched_install(install)
+        self.replace(self._cache_class, "get", self._guarded_get(self._cache_class.get))
+        self.replace(self._cache_class, "put", self._guarded_put(self._cache_class.put))
+        self.replace(module, "install_prompt_embed_cache", watched_install)
+        for importer in map(sys.modules.get, _IMPORTERS):
+            if importer is not None and vars(importer).get("install_prompt_embed_cache") is install:
+                self.replace(importer, "install_prompt_embed_cache", watched_install)
+        for pipeline, cache in _installed(self._cache_class):
+            self._watch(pipeline, cache)
+        # Last: from here on calls with tensors are keyed, and everything that guards their entries is in place.
+        self.replace(module, "_hashable", self.builder.hashable)
+        self.replace(module, "_build_key", self.builder.build_key)
 
-    def in_place(self) -> bool:
-        """Whether all three attributes are still the ones put there."""
-        return all(vars(owner).get(name) is new for owner, name, _, new in self._attributes)
+    def _watch(self, pipeline: Any, cache: Any) -> None:
+        if watch_of(cache) is not None:
+            return
+        self.watches()  # drops those whose pipeline is gone
+        if (earlier := watch_of(pipeline)) is not None:  # its cache was uninstalled
+            self._unwatch(earlier)
+        try:
+            watch = attach(pipeline, cache)
+        except (TypeError, AttributeError) as error:
+            logger.warning(
+                "omni_tensor_key: %s cannot be watched for changed weights (%s), so its calls with tensors are not "
+                "cached.",
+                type(pipeline).__name__,
+                error,
+            )
+            return
+        self._doors[watch] = WeightDoors(watch)
+
+    def _unwatch(self, watch: Watch) -> None:
+        self._doors.pop(watch).remove()
+        detach(watch)
+
+    def watches(self) -> list[Watch]:
+        """The watches of the pipelines that still exist."""
+        for watch in [watch for watch in self._doors if watch.pipeline is None]:
+            self._unwatch(watch)
+        return list(self._doors)
+
+    def _watched_install(self, install: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(install)
+        def install_and_watch(pipeline: Any, *args: Any, **kwargs: Any) -> Any:
+            cache = install(pipeline, *args, **kwargs)
+            if cache is not None:
+                self._watch(pipeline, cache)
+            return cache
+
+        return install_and_watch
+
+    def _guarded_get(self, get: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        miss, fingerprints = self._miss, self._fingerprints
+
+        @functools.wraps(get)
+        def guarded_get(cache: Any, key: Any) -> Any:
+            watch = watch_of(cache)
+            if watch is None:
+                return get(cache, key)
+            if watch.before_get():
+                self._doors[watch].hook_modules()
+            value = get(cache, key)
+            if value is miss:
+                watch.after_miss(key)
+            elif fingerprints is not None:
+                fingerprints.check(watch, key, value)
+            return value
+
+        return guarded_get
+
+    def _guarded_put(self, put: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+        fingerprints = self._fingerprints
+
+        @functools.wraps(put)
+        def guarded_put(cache: Any, key: Any, value: Any) -> None:
+            watch = watch_of(cache)
+            sources = backend.sources(key)
+            if sources is not None:
+                if watch is None:
+                    return  # nobody would notice changed weights
+                value = without_aliases(value, sources)
+            if watch is not None:
+                if not watch.may_store(key):
+                    return
+                if fingerprints is not None:
+                    fingerprints.take(watch, key, value)
+            put(cache, key, value)
+
+        return guarded_put
+
+    def stats(self) -> dict[str, Any]:
+        """The counters of `omni_tensor_key.stats()`."""
+        counted: dict[str, Any] = {}
+        for (pipeline, argument, reason), count in self.builder.bypassed().items():
+            by_argument = counted.setdefault("bypassed", {}).setdefault(pipeline, {})
+            by_argument.setdefault(argument, {})[reason] = count
+        for watch in self.watches():
+            for cause, count in watch.cleared.items():
+                by_cause = counted.setdefault("cleared", {}).setdefault(watch.name, {})
+                by_cause[cause] = by_cause.get(cause, 0) + count
+        return counted
 
     def restore(self) -> None:
-        """Put upstream's own attributes back.
+        """Put upstream's own attributes back and stop watching.
 
-        Raises RuntimeError, and changes nothing, where somebody else has replaced one of them since.
+        The entries are dropped: nobody would notice changed weights from here on.
         """
-        for owner, name, _, new in self._attributes:
-            if vars(owner).get(name) is not new:
-                raise RuntimeError(
-                    f"{owner.__name__}.{name} was replaced by other code after omni_tensor_key was activated; undo "
-                    "that first"
-                )
-        for owner, name, original, _ in self._attributes:
-            setattr(owner, name, original)
+        super().restore()
+        for watch in list(self._doors):
+            watch.invalidate("deactivate")
+            self._unwatch(watch)
+
+
+def _installed(cache_class: type) -> list[tuple[Any, Any]]:
+    """The pipelines that already have a cache, each with its cache."""
+    found = []
+    for cache in [item for item in gc.get_objects() if type(item) is cache_class]:
+        for referrer in gc.get_referrers(cache):
+            # Depending on the Python release, an instance or its dictionary refers to an attribute's value.
+            attributes = referrer if isinstance(referrer, dict) else getattr(referrer, "__dict__", {})
+            if attributes.get("_prompt_embed_cache") is not cache:
+                continue
+            pipeline = getattr(attributes.get("_prompt_embed_cache_original_fn"), "__self__", None)
+            if getattr(pipeline, "_prompt_embed_cache", None) is cache:
+                found.append((pipeline, cache))
+    return found

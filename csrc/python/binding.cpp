@@ -44,6 +44,8 @@ std::shared_ptr<BindingPlan> BindingPlan::compile(BuilderObject* builder, PyObje
   const Py_ssize_t size = PyList_Size(values.get());
   if (size < 0 || static_cast<size_t>(size) > kMaxParameters) return nullptr;
   auto plan = std::make_shared<BindingPlan>();
+  plan->no_name_ = Ref::steal(PyUnicode_InternFromString(""));
+  if (!plan->no_name_) return nullptr;
   for (Py_ssize_t i = 0; i < size; ++i) {
     if (!plan->add_parameter(builder, PyList_GetItem(values.get(), i))) return nullptr;
   }
@@ -133,13 +135,20 @@ Ref BindingPlan::make_item(Walk& walk, size_t index, PyObject* value) const {
   return Ref::steal(PyTuple_Pack(2, parameters_[index].name.get(), hashed.get()));
 }
 
-PyObject* BindingPlan::build(Walk& walk, PyObject* model_tag, PyObject* args, PyObject* kwargs) const {
-  Arguments bound;
-  if (!bind(args, kwargs, bound)) return new_reference(Py_None);
+const BindingPlan::Parameter* BindingPlan::precomputed_argument(const Arguments& bound) const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].precomputed) continue;
     PyObject* value = bound.values[i] ? bound.values[i].get() : parameters_[i].default_value.get();
-    if (value != nullptr && value != Py_None) return new_reference(Py_None);
+    if (value != nullptr && value != Py_None) return &parameters_[i];
+  }
+  return nullptr;
+}
+
+PyObject* BindingPlan::build(Walk& walk, PyObject* model_tag, PyObject* args, PyObject* kwargs) const {
+  Arguments bound;
+  if (!bind(args, kwargs, bound)) return bypass(walk.builder, model_tag, no_name_.get(), "binding");
+  if (const Parameter* given = precomputed_argument(bound)) {
+    return bypass(walk.builder, model_tag, given->name.get(), "precomputed");
   }
   std::array<Ref, kMaxParameters> items;
   Py_ssize_t count = 0;
@@ -155,11 +164,13 @@ PyObject* BindingPlan::build(Walk& walk, PyObject* model_tag, PyObject* args, Py
       continue;  // not given: bind_partial() leaves it out
     }
     if (!items[count]) return nullptr;
-    if (walk.is_sentinel(items[count].get())) return new_reference(Py_None);
+    if (walk.is_sentinel(items[count].get())) {
+      return bypass(walk.builder, model_tag, parameter.name.get(), reason_name(walk.reason));
+    }
     ++count;
   }
   if (!walk.fill()) return nullptr;
-  if (walk.reason != Reason::kNone) return new_reference(Py_None);
+  if (walk.reason != Reason::kNone) return bypass(walk.builder, model_tag, no_name_.get(), reason_name(walk.reason));
   const Ref tuple = Ref::steal(PyTuple_New(count));
   if (!tuple) return nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SetItem(tuple.get(), i, items[i].release());

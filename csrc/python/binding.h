@@ -34,11 +34,13 @@ class BindingPlan {
   struct Arguments;
 
   bool bind(PyObject* args, PyObject* kwargs, Arguments& bound) const;
+  const Parameter* precomputed_argument(const Arguments& bound) const;
   bool find(PyObject* name, size_t& index) const;
   bool add_parameter(BuilderObject* builder, PyObject* parameter);
   bool sort_by_name();
   Ref make_item(Walk& walk, size_t index, PyObject* value) const;
 
+  Ref no_name_;  // "": no one argument is to blame
   std::vector<Parameter> parameters_;
   std::vector<size_t> by_name_;
   size_t positional_count_ = 0;

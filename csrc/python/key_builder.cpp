@@ -39,9 +39,11 @@ PyObject* hashable(PyObject* self, PyObject* object) {
 PyObject* build_key_upstream(Walk& walk, PyObject* args) {
   walk.pending.distrust_views();
   Ref key = Ref::steal(PyObject_CallObject(walk.builder->build_key, args));
-  if (!key || key.get() == Py_None) return key.release();
-  if (!walk.fill()) return nullptr;
-  return walk.reason == Reason::kNone ? key.release() : new_reference(Py_None);
+  if (!key || (key.get() != Py_None && !walk.fill())) return nullptr;
+  if (key.get() != Py_None && walk.reason == Reason::kNone) return key.release();
+  const Ref unknown = Ref::steal(PyUnicode_InternFromString(""));
+  const char* reason = walk.reason == Reason::kNone ? "upstream" : reason_name(walk.reason);
+  return unknown ? bypass(walk.builder, PyTuple_GetItem(args, 1), unknown.get(), reason) : nullptr;
 }
 
 PyObject* build_key(PyObject* self, PyObject* args) {
@@ -63,16 +65,18 @@ PyObject* build_key(PyObject* self, PyObject* args) {
 
 PyObject* builder_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* const kNames[] = {"hashable", "build_key", "not_hashable", "precomputed",
-                                       "to_host",  "max_bytes", nullptr};
-  PyObject *hashable_fn, *build_key_fn, *not_hashable, *precomputed, *to_host;
+                                       "to_host",  "max_bytes", "on_bypass",    nullptr};
+  PyObject *hashable_fn, *build_key_fn, *not_hashable, *precomputed, *to_host, *on_bypass = Py_None;
   unsigned long long max_bytes;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO!OK:KeyBuilder", const_cast<char**>(kNames), &hashable_fn,
-                                   &build_key_fn, &not_hashable, &PyTuple_Type, &precomputed, &to_host, &max_bytes)) {
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO!OK|O:KeyBuilder", const_cast<char**>(kNames), &hashable_fn,
+                                   &build_key_fn, &not_hashable, &PyTuple_Type, &precomputed, &to_host, &max_bytes,
+                                   &on_bypass)) {
     return nullptr;
   }
   if (!find_torch()) return nullptr;
   Ref seq_tag = Ref::steal(PyUnicode_InternFromString("__seq__"));
-  if (!seq_tag) return nullptr;
+  Ref bypassed = Ref::steal(PyDict_New());
+  if (!seq_tag || !bypassed) return nullptr;
   auto* plans = new (std::nothrow) BindingPlans;
   if (plans == nullptr) return PyErr_NoMemory();
   PyObject* self = PyType_GenericAlloc(type, 0);
@@ -87,6 +91,8 @@ PyObject* builder_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   builder->precomputed = new_reference(precomputed);
   builder->to_host = new_reference(to_host);
   builder->seq_tag = seq_tag.release();
+  builder->bypassed = bypassed.release();
+  builder->on_bypass = new_reference(on_bypass);
   builder->max_bytes = max_bytes;
   builder->plans = plans;
   return self;
@@ -100,6 +106,8 @@ int builder_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(builder->not_hashable);
   Py_VISIT(builder->precomputed);
   Py_VISIT(builder->to_host);
+  Py_VISIT(builder->bypassed);
+  Py_VISIT(builder->on_bypass);
   return 0;
 }
 
@@ -110,6 +118,8 @@ int builder_clear(PyObject* self) {
   Py_CLEAR(builder->not_hashable);
   Py_CLEAR(builder->precomputed);
   Py_CLEAR(builder->to_host);
+  Py_CLEAR(builder->bypassed);
+  Py_CLEAR(builder->on_bypass);
   Py_CLEAR(builder->seq_tag);
   return 0;
 }
@@ -123,10 +133,13 @@ void builder_dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
+PyObject* bypassed(PyObject* self, PyObject*) { return PyDict_Copy(as_builder(self)->bypassed); }
+
 PyMethodDef kMethods[] = {
     {"hashable", hashable, METH_O, "Upstream's _hashable(obj), with a TensorKey for each tensor that has one."},
     {"build_key", build_key, METH_VARARGS,
      "Upstream's _build_key(signature, model_tag, args, kwargs): a key, or None to bypass the cache."},
+    {"bypassed", bypassed, METH_NOARGS, "The calls that bypassed: {(model tag, argument name, reason): count}."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyType_Slot kSlots[] = {
@@ -136,14 +149,33 @@ PyType_Slot kSlots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(builder_dealloc)},
     {Py_tp_methods, kMethods},
     {Py_tp_doc,
-     const_cast<char*>("KeyBuilder(hashable, build_key, not_hashable, precomputed, to_host, max_bytes)\n--\n\n"
-                       "The stand-ins for one prompt-embedding cache module's key functions.")},
+     const_cast<char*>(
+         "KeyBuilder(hashable, build_key, not_hashable, precomputed, to_host, max_bytes, on_bypass=None)\n--\n\n"
+         "The stand-ins for one prompt-embedding cache module's key functions.")},
     {0, nullptr}};
 
 PyType_Spec kSpec = {"omni_tensor_key._core.KeyBuilder", sizeof(BuilderObject), 0,
                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, kSlots};
 
 }  // namespace
+
+PyObject* bypass(BuilderObject* builder, PyObject* model_tag, PyObject* name, const char* reason) {
+  if (Py_TYPE(model_tag) != &PyUnicode_Type) return new_reference(Py_None);  // only a direct caller; not worth an error
+  const Ref key = Ref::steal(Py_BuildValue("(OOs)", model_tag, name, reason));
+  if (!key) return nullptr;
+  PyObject* before = PyDict_GetItemWithError(builder->bypassed, key.get());  // borrowed
+  if (before == nullptr && PyErr_Occurred() != nullptr) return nullptr;
+  const unsigned long long count = (before == nullptr ? 0 : PyLong_AsUnsignedLongLong(before)) + 1;
+  const Ref after = Ref::steal(PyLong_FromUnsignedLongLong(count));
+  if (!after || PyDict_SetItem(builder->bypassed, key.get(), after.get()) < 0) return nullptr;
+  const bool power_of_16 = count > 1 && (count & (count - 1)) == 0 && __builtin_ctzll(count) % 4 == 0;
+  if (power_of_16 && builder->on_bypass != Py_None) {
+    const Ref done = Ref::steal(PyObject_CallFunctionObjArgs(builder->on_bypass, model_tag, name,
+                                                             PyTuple_GetItem(key.get(), 2), after.get(), nullptr));
+    if (!done) return nullptr;
+  }
+  return new_reference(Py_None);
+}
 
 PyTypeObject* make_key_builder_type() { return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&kSpec)); }
 

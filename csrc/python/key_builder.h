@@ -16,9 +16,15 @@ struct BuilderObject {
   PyObject* precomputed;             // upstream's _PRECOMPUTED_EMBED_ARGS
   PyObject* to_host;                 // list of device tensors -> list of host copies, or None
   PyObject* seq_tag;                 // "__seq__"
+  PyObject* bypassed;                // {(model tag, argument name, reason): number of calls}
+  PyObject* on_bypass;               // called with (model tag, argument name, reason, number) now and then, or None
   uint64_t max_bytes;
   BindingPlans* plans;  // owned
 };
+
+// Counts a call that bypasses the cache because of argument `name` (empty: unknown, or the arguments do not bind), and
+// tells on_bypass of the 16th, 256th, 4096th, ... one. Returns a new reference to None, or null with an error.
+PyObject* bypass(BuilderObject* builder, PyObject* model_tag, PyObject* name, const char* reason);
 
 PyTypeObject* make_key_builder_type();
 

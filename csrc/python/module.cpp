@@ -58,25 +58,29 @@ PyObject* tensor_keys(PyObject*, PyObject* args) {
   }
 }
 
-void collect_sources(PyObject* key, PyObject* found) {
+// Appends the sources of the TensorKeys in `key` to `found`; whether there is one. An error may be set.
+bool collect_sources(PyObject* key, PyObject* found) {
   if (Py_TYPE(key) == tensor_key_type) {
     const auto* object = reinterpret_cast<KeyObject*>(key);
-    if (object->source == 0) return;
     const Ref source = Ref::steal(PyLong_FromUnsignedLongLong(object->source));
-    if (source) PyList_Append(found, source.get());
-  } else if (Py_TYPE(key) == &PyTuple_Type) {
-    const Py_ssize_t size = PyTuple_Size(key);
-    for (Py_ssize_t i = 0; i < size && PyErr_Occurred() == nullptr; ++i) {
-      collect_sources(PyTuple_GetItem(key, i), found);
-    }
+    if (source && object->source != 0) PyList_Append(found, source.get());
+    return true;
   }
+  bool any = false;
+  if (Py_TYPE(key) != &PyTuple_Type) return any;
+  const Py_ssize_t size = PyTuple_Size(key);
+  for (Py_ssize_t i = 0; i < size && PyErr_Occurred() == nullptr; ++i) {
+    any |= collect_sources(PyTuple_GetItem(key, i), found);
+  }
+  return any;
 }
 
 PyObject* sources(PyObject*, PyObject* key) {
   Ref found = Ref::steal(PyList_New(0));
   if (!found) return nullptr;
-  collect_sources(key, found.get());
-  return PyErr_Occurred() == nullptr ? found.release() : nullptr;
+  const bool any = collect_sources(key, found.get());
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  return any ? found.release() : new_reference(Py_None);
 }
 
 PyObject* xxh3_128(PyObject*, PyObject* args) {
@@ -94,7 +98,7 @@ PyObject* xxh3_128(PyObject*, PyObject* args) {
 
 PyMethodDef kMethods[] = {
     {"tensor_keys", tensor_keys, METH_VARARGS, "tensor_keys(tensors, to_host, max_bytes) -> list of TensorKey"},
-    {"sources", sources, METH_O, "The addresses from which the TensorKeys in a key were read."},
+    {"sources", sources, METH_O, "The addresses from which the TensorKeys in a key were read, or None for a key without one."},
     {"xxh3_128", xxh3_128, METH_VARARGS, "xxh3_128(data, simd_path) -> 16 bytes in canonical order"},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -1,0 +1,158 @@
+"""The ways in which cached embeddings become stale or costly on the worker's side: LoRA adapters, sleep and wake-up.
+
+Both hooks are installed when vLLM-Omni imports the module in question, and both are absent in a process that never
+serves diffusion.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from .contract import ContractMismatch
+from .patches import Patches
+from .watch import Watch, watch_of
+
+LORA_MODULE = "vllm_omni.diffusion.lora.manager"
+WORKER_MODULE = "vllm_omni.diffusion.worker.diffusion_worker"
+
+
+def _own_methods(module: types.ModuleType, class_name: str, names: list[str]) -> Any:
+    cls = getattr(module, class_name, None)
+    for name in names:
+        if not isinstance(vars(cls).get(name) if isinstance(cls, type) else None, types.FunctionType):
+            raise ContractMismatch(f"{module.__name__} has no method {class_name}.{name}")
+    return cls
+
+
+def _text_lora(manager: Any, watch: Watch) -> object:
+    """What is active of the adapters that reach text-encoding modules; two equal answers mean that nothing changed."""
+    try:
+        names = tuple(name for name in manager._lora_modules if not watch.generates(name))
+        if not names:
+            return None
+        active = manager._active_adapter_id
+        # The adapter's own identity too: another one may have been loaded under the same id.
+        model = manager._registered_adapters.get(active)
+        return (names, active, manager._adapter_scales.get(active), None if model is None else weakref.ref(model))
+    except (AttributeError, TypeError):
+        return object()  # another kind of manager: equal to nothing
+
+
+def _watched_adapter_change(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def change(manager: Any, *args: Any, **kwargs: Any) -> Any:
+        watch = watch_of(getattr(manager, "pipeline", None))
+        if watch is None:
+            return method(manager, *args, **kwargs)
+        before = _text_lora(manager, watch)
+        try:
+            return method(manager, *args, **kwargs)
+        finally:
+            if _text_lora(manager, watch) != before:
+                watch.invalidate("a LoRA adapter of a text encoder changed")
+
+    return change
+
+
+class LoraDoor(Patches):
+    """The LoRA manager's methods, watched. Raises ContractMismatch where it has other methods."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        super().__init__()
+        names = ["set_active_adapter", "add_adapter", "remove_adapter"]
+        manager = _own_methods(module, "DiffusionLoRAManager", names)
+        for name in names:
+            self.replace(manager, name, _watched_adapter_change(vars(manager)[name]))
+
+
+def _cache_of(worker: Any) -> Any:
+    return getattr(getattr(worker, "model_runner", None), "prompt_embed_cache", None)
+
+
+def _clear(worker: Any, cause: str) -> None:
+    cache = _cache_of(worker)
+    if cache is None:
+        return
+    watch = watch_of(cache)
+    if watch is not None:
+        watch.invalidate(cause)
+    else:
+        cache.clear()
+
+
+def _watch_sleep(worker: Any) -> None:
+    """Give this worker its own `sleep` and `wake_up`.
+
+    On the instance: a worker extension comes before DiffusionWorker in the method resolution order and may not call it.
+    """
+    reference = weakref.ref(worker)
+    cls = type(worker)
+
+    @functools.wraps(cls.sleep)
+    def sleep(*args: Any, **kwargs: Any) -> Any:
+        # Before: entries live outside the pool that sleep frees. What this raises stops the sleep.
+        _clear(reference(), "sleep")
+        return cls.sleep(reference(), *args, **kwargs)
+
+    @functools.wraps(cls.wake_up)
+    def wake_up(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return cls.wake_up(reference(), *args, **kwargs)
+        finally:
+            # After level 2 the weights are not there until they are loaded again.
+            _clear(reference(), "wake-up")
+
+    worker.sleep, worker.wake_up = sleep, wake_up
+
+
+def _get_stats(self: Any) -> dict[str, Any] | None:
+    """Return the cache's counters, or None where this worker has no prompt-embedding cache."""
+    cache = _cache_of(self)
+    return None if cache is None else dict(cache.stats())
+
+
+def _clear_cache(self: Any) -> None:
+    """Drop all cached prompt embeddings of this worker."""
+    _clear(self, "clear_prompt_embed_cache")
+
+
+class WorkerDoor(Patches):
+    """DiffusionWorker's sleep and wake-up, watched, and the two calls that `collective_rpc` cannot reach otherwise.
+
+    Raises ContractMismatch where the class has other methods.
+    """
+
+    def __init__(self, module: types.ModuleType) -> None:
+        super().__init__()
+        worker_class = _own_methods(module, "DiffusionWorker", ["__init__", "sleep", "wake_up"])
+        self._workers: weakref.WeakSet[Any] = weakref.WeakSet()
+        initialize = vars(worker_class)["__init__"]
+
+        @functools.wraps(initialize)
+        def initialize_and_watch(worker: Any, *args: Any, **kwargs: Any) -> None:
+            initialize(worker, *args, **kwargs)
+            self._watch(worker)
+
+        self.replace(worker_class, "__init__", initialize_and_watch)
+        for name, method in (("get_prompt_embed_cache_stats", _get_stats), ("clear_prompt_embed_cache", _clear_cache)):
+            if not hasattr(worker_class, name):
+                self.add(worker_class, name, method)
+        for worker in [item for item in gc.get_objects() if isinstance(item, worker_class)]:
+            self._watch(worker)
+
+    def _watch(self, worker: Any) -> None:
+        _watch_sleep(worker)
+        self._workers.add(worker)
+
+    def restore(self) -> None:
+        """Put the class's own methods back, on the class and on every worker."""
+        super().restore()
+        for worker in self._workers:
+            for name in ("sleep", "wake_up"):
+                vars(worker).pop(name, None)
+        self._workers.clear()

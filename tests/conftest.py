@@ -1,0 +1,57 @@
+"""What all tests share: the seed of the random ones, and fresh interpreters."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SEED = int(os.environ.get("OMNI_TENSOR_KEY_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
+
+# `python -m pytest` puts the working directory first, but the package's folder there has no compiled core: the tests
+# are of the package that is installed.
+sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
+
+RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_report_header() -> str:
+    return f"OMNI_TENSOR_KEY_TEST_SEED={SEED}"
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """Random numbers that depend on the seed and on the test's name, so that one test alone can be run again."""
+    print(f"OMNI_TENSOR_KEY_TEST_SEED={SEED}")  # shown with a failure, where -q has hidden the header
+    return random.Random(f"{SEED} {request.node.nodeid}")
+
+
+@pytest.fixture
+def run_python(tmp_path: Path) -> RunPython:
+    """Run code in a fresh interpreter outside the checkout, with the given environment variables."""
+
+    def run(code: str, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_TENSOR_KEY")}
+        return subprocess.run(
+            [sys.executable, "-c", code, *args],
+            cwd=tmp_path,
+            env=inherited | variables,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    return run

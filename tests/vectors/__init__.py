@@ -1,0 +1,1 @@
+"""Digests that every implementation of the content hash must give; see make.py."""
