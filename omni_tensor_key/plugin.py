@@ -76,9 +76,7 @@ def _open_doors() -> None:
     """Do this package's part in every module that is ready. The lock is held."""
     if not _state.wanted or MODULE not in _state.ready:
         return
-    first = not _state.active
-    if first:
-        _state.doors.clear()  # somebody reloaded the module: its attributes are upstream's again
+    first = MODULE not in _state.doors
     try:
         for name, door in _DOORS.items():
             if name in _state.ready and name not in _state.doors:

@@ -10,7 +10,7 @@ import torch
 # Children that generate or decode. Everything else counts as text-encoding: a name that is not known must not keep a
 # stale embedding alive.
 GENERATORS = frozenset({
-    "audio_decoder", "audio_vae", "dit", "image_vae", "latent_upsampler", "scheduler", "sr_dit", "transformer",
+    "audio_decoder", "audio_vae", "dit", "image_vae", "latent_upsampler", "sr_dit", "transformer",
     "transformer_2", "transformers_ref", "unet", "vae", "video_decoder", "video_vae", "vocoder",
 })  # fmt: skip
 

@@ -81,14 +81,18 @@ class CacheDoor(Patches):
         self._doors[watch] = WeightDoors(watch)
 
     def _unwatch(self, watch: Watch) -> None:
-        self._doors.pop(watch).remove()
+        doors = self._doors.pop(watch, None)
+        if doors is not None:
+            doors.remove()
         detach(watch)
 
     def watches(self) -> list[Watch]:
         """The watches of the pipelines that still exist."""
-        for watch in [watch for watch in self._doors if watch.pipeline is None]:
-            self._unwatch(watch)
-        return list(self._doors)
+        watches = list(self._doors)
+        for watch in watches:
+            if watch.pipeline is None:
+                self._unwatch(watch)
+        return [watch for watch in watches if watch.pipeline is not None]
 
     def _watched_install(self, install: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(install)
@@ -108,8 +112,8 @@ class CacheDoor(Patches):
             watch = watch_of(cache)
             if watch is None:
                 return get(cache, key)
-            if watch.before_get():
-                self._doors[watch].hook_modules()
+            if watch.before_get() and (doors := self._doors.get(watch)) is not None:
+                doors.hook_modules()
             value = get(cache, key)
             if value is miss:
                 watch.after_miss(key)
@@ -130,12 +134,12 @@ class CacheDoor(Patches):
                 if watch is None:
                     return  # nobody would notice changed weights
                 value = without_aliases(value, sources)
-            if watch is not None:
-                if not watch.may_store(key):
-                    return
-                if fingerprints is not None:
-                    fingerprints.take(watch, key, value)
-            put(cache, key, value)
+            if watch is None:
+                put(cache, key, value)
+                return
+            if fingerprints is not None:
+                fingerprints.take(watch, key, value)
+            watch.store(key, lambda: put(cache, key, value))
 
         return guarded_put
 

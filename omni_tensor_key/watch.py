@@ -68,16 +68,15 @@ class Watch:
     def invalidate(self, cause: str) -> None:
         """Empty the cache; results of calls that are running now will not be stored either."""
         cache, pipeline = self._cache(), self.pipeline
-        with self._lock:
-            self._generation += 1
         # LingBotWorld keeps a second cache of text embeddings below encode_prompt().
         inner = getattr(pipeline, "_prompt_embeds_cache", None)
         if isinstance(inner, dict):
             inner.clear()
-        if cache is None or cache.stats()["size"] == 0:
-            return
-        cache.clear()
-        with self._lock:
+        with self._lock:  # taken before upstream's lock, here and in store()
+            self._generation += 1
+            if cache is None or cache.stats()["size"] == 0:
+                return
+            cache.clear()
             self.cleared[cause] += 1
         logger.debug("omni_tensor_key: prompt-embedding cache of %s cleared: %s.", self.name, cause)
 
@@ -122,11 +121,12 @@ class Watch:
         # By identity: get() and put() of one call see the same object, and a later object at its address gets its own.
         self._missed[id(key)] = self._generation
 
-    def may_store(self, key: object) -> bool:
-        """Whether nothing has changed since the miss of `key`."""
-        missed = self._missed.pop(id(key), self._generation)
+    def store(self, key: object, put: Callable[[], None]) -> None:
+        """Call `put`, unless something has changed since the miss of `key`."""
         with self._lock:
-            return self._changing == 0 and missed == self._generation
+            missed = self._missed.pop(id(key), self._generation)
+            if self._changing == 0 and missed == self._generation:
+                put()
 
 
 def watch_of(owner: Any) -> Watch | None:

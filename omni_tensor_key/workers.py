@@ -142,7 +142,7 @@ class WorkerDoor(Patches):
         for name, method in (("get_prompt_embed_cache_stats", _get_stats), ("clear_prompt_embed_cache", _clear_cache)):
             if not hasattr(worker_class, name):
                 self.add(worker_class, name, method)
-        for worker in [item for item in gc.get_objects() if isinstance(item, worker_class)]:
+        for worker in [item for item in gc.get_objects() if issubclass(type(item), worker_class)]:
             self._watch(worker)
 
     def _watch(self, worker: Any) -> None:
