@@ -1,5 +1,7 @@
 """The command line, ``omni-tensor-key``."""
 
+import dataclasses
+import json
 import logging
 import os
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -66,6 +69,34 @@ def bench(
         benchmark.run(Console(), quick=quick, json_file=json_file, chart=chart)
     except benchmark.NoUpstream as error:
         _fail(f"There is nothing to measure: {error}.", code=2)
+
+
+_COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Say whether a call with tensors would be cached in this environment and, if not, what to do.
+
+    The exit code is 0 only if it would be.
+    """
+    from omni_tensor_key import doctor as physician
+
+    findings = physician.examine()
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+    else:
+        console = Console(highlight=False)
+        for finding in findings:
+            color = _COLORS[finding.state]
+            console.print(
+                f"[{color}]{finding.state:8}[/] {escape(finding.name)}: {escape(finding.seen)}", soft_wrap=True
+            )
+            if finding.advice:
+                console.print(f"         → {escape(finding.advice)}", soft_wrap=True)
+    raise typer.Exit(any(finding.state == "problem" for finding in findings))
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -1,0 +1,60 @@
+"""Three calls with tensors through the real cache, in this process; `doctor` runs it in one of its own.
+
+Prints one JSON object: what was loaded, what was logged, and the counters that were expected and seen.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any
+
+EXPECTED = {"hits": 1, "misses": 2, "bypassed": 0}
+
+
+class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def _calls() -> dict[str, int]:
+    import torch
+    from vllm_omni.diffusion.cache import prompt_embed_cache
+
+    class Pipeline:
+        def encode_prompt(self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return prompt_ids * attention_mask
+
+    pipeline = Pipeline()
+    cache = prompt_embed_cache.install_prompt_embed_cache(pipeline, max_size=4)
+    for last in (7, 7, 8):
+        pipeline.encode_prompt(torch.tensor([[5, 6, last]]), attention_mask=torch.ones(1, 3, dtype=torch.int64))
+    return {name: cache.stats()[name] for name in EXPECTED}
+
+
+def run() -> dict[str, Any]:
+    """Load the plugins as vLLM-Omni does and make the calls."""
+    handler = _Lines()
+    logging.getLogger("vllm_omni.omni_tensor_key").addHandler(handler)
+    found: dict[str, Any] = {"expected": EXPECTED, "log": handler.lines}
+    from vllm_omni.plugins import load_omni_general_plugins
+
+    load_omni_general_plugins()
+    found["loaded"] = "omni_tensor_key.plugin" in sys.modules
+    found["seen"] = _calls()
+    if found["loaded"]:
+        from . import backend, is_active
+
+        found["active"] = is_active()
+        found["backend"] = backend.DESCRIPTION
+    return found
+
+
+if __name__ == "__main__":
+    # The last line: libraries print what they like before it.
+    print(json.dumps(run()))
