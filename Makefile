@@ -1,8 +1,10 @@
 # `make help` lists the commands. PYTHON (3.10 to 3.13) makes the environment VENV; ARGS goes to
-# the command of demo, test and bench.
+# the command of demo, test, bench and bench-instructions.
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+FUZZ_SECONDS ?= 60
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
@@ -12,11 +14,11 @@ NATIVE := $(shell find csrc \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -
 SOURCES := setup.py pyproject.toml $(NATIVE) \
 	$(shell find omni_tensor_key \( -name '*.py' -o -name '*.pyi' -o -name '*.txt' -o -name py.typed \))
 
-.PHONY: help venv demo test lint bench clean
+.PHONY: help venv demo test lint sanitize fuzz bench bench-instructions dist pythons matrix clean
 .DELETE_ON_ERROR:
 
 help: ## List these commands
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
 venv: $(VENV)/.package ## Make the environment and install the package into it
 
@@ -30,10 +32,28 @@ lint: $(VENV)/.environment ## Check style, types and the layout of the C++ code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict omni_tensor_key
-	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE) $(wildcard tests/native/*.cpp tests/native/*.h)
+
+sanitize: venv ## Run the tests of the native code under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(MAKE) --no-print-directory -C tests/native sanitize PYTHON=$(abspath $(BIN)/python)
+
+fuzz: ## Fuzz the native code for FUZZ_SECONDS (60) under the same two, with libFuzzer
+	$(MAKE) --no-print-directory -C tests/native fuzz FUZZ_SECONDS=$(FUZZ_SECONDS)
 
 bench: venv ## Measure what a key costs
-	$(BIN)/python benchmarks/key_cost.py $(ARGS)
+	$(BIN)/omni-tensor-key bench $(ARGS)
+
+bench-instructions: venv ## Compare the instructions of each stage of a key with the committed counts
+	$(BIN)/python benchmarks/instructions.py $(ARGS)
+
+dist: venv ## Build the archives of a release into dist/, and test the wheel where there is no compiler
+	$(BIN)/python tests/environments/dist.py
+
+pythons: dist ## Run the core tests with the one wheel in each of PYTHONS
+	$(BIN)/python tests/environments/pythons.py $(PYTHONS)
+
+matrix: venv ## Run the tests that meet vLLM-Omni with every supported release
+	$(BIN)/python tests/environments/matrix.py $(ARGS)
 
 clean: ## Remove the environment and everything that was built
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -23,30 +23,6 @@ bool is_row_major(const dlpack::Tensor& tensor) {
   return true;
 }
 
-// The loop over a strided tensor with as few dimensions as it can be written with.
-struct Strided {
-  int32_t ndim = 0;
-  int64_t shape[kMaxDims];
-  int64_t strides[kMaxDims];
-};
-
-// Drops dimensions of size 1 and joins neighbours that one stride can walk.
-Strided collapse(const TensorView& view) {
-  Strided out;
-  for (int32_t i = 0; i < view.ndim; ++i) {
-    if (view.shape[i] == 1) continue;
-    const int32_t last = out.ndim - 1;
-    if (last >= 0 && out.strides[last] == view.strides[i] * view.shape[i]) {
-      out.shape[last] *= view.shape[i];
-      out.strides[last] = view.strides[i];
-    } else {
-      out.shape[out.ndim] = view.shape[i];
-      out.strides[out.ndim++] = view.strides[i];
-    }
-  }
-  return out;
-}
-
 template <class Item>
 uint8_t* copy_row(const uint8_t* from, int64_t count, int64_t stride, uint8_t* out) {
   for (int64_t i = 0; i < count; ++i, out += sizeof(Item)) {
@@ -136,25 +112,45 @@ Reason make_view(const dlpack::Tensor& tensor, uint64_t max_bytes, TensorView& v
   for (int32_t i = 0; i < tensor.ndim; ++i) {
     if (__builtin_mul_overflow(nbytes, static_cast<uint64_t>(tensor.shape[i]), &nbytes)) return Reason::kTooLarge;
   }
-  if (nbytes > max_bytes) return Reason::kTooLarge;
+  if (nbytes > max_bytes || nbytes > INT64_MAX) return Reason::kTooLarge;
   if (tensor.data == nullptr) return Reason::kNoStorage;
+  uintptr_t address;
+  if (__builtin_add_overflow(reinterpret_cast<uintptr_t>(tensor.data), tensor.byte_offset, &address)) {
+    return Reason::kMalformed;
+  }
 
   view.nbytes = nbytes;
-  view.data = static_cast<const uint8_t*>(tensor.data) + tensor.byte_offset;
+  view.data = reinterpret_cast<const uint8_t*>(address);
   view.contiguous = is_row_major(tensor);
   if (view.contiguous) return Reason::kNone;
   int64_t reach = 0;  // bytes; every offset that the copy computes stays below it
   for (int32_t i = 0; i < tensor.ndim; ++i) {
+    // Never walked, and arbitrary in a dimension of size 1.
+    const int64_t stride = tensor.shape[i] == 1 ? 0 : tensor.strides[i];
     int64_t span;
-    if (tensor.strides[i] == INT64_MIN ||
-        __builtin_mul_overflow(tensor.strides[i] < 0 ? -tensor.strides[i] : tensor.strides[i], tensor.shape[i],
-                               &span) ||
+    if (stride == INT64_MIN || __builtin_mul_overflow(stride < 0 ? -stride : stride, tensor.shape[i], &span) ||
         __builtin_mul_overflow(span, int64_t{view.item_size}, &span) || __builtin_add_overflow(reach, span, &reach)) {
       return Reason::kMalformed;
     }
-    view.strides[i] = tensor.strides[i];
+    view.strides[i] = stride;
   }
   return Reason::kNone;
+}
+
+Strided collapse(const TensorView& view) {
+  Strided out;
+  for (int32_t i = 0; i < view.ndim; ++i) {
+    if (view.shape[i] == 1) continue;
+    const int32_t last = out.ndim - 1;
+    if (last >= 0 && out.strides[last] == view.strides[i] * view.shape[i]) {
+      out.shape[last] *= view.shape[i];
+      out.strides[last] = view.strides[i];
+    } else {
+      out.shape[out.ndim] = view.shape[i];
+      out.strides[out.ndim++] = view.strides[i];
+    }
+  }
+  return out;
 }
 
 void copy_content(const TensorView& view, uint8_t* out) {

@@ -38,10 +38,20 @@ struct TensorView {
   int32_t ndim;
   bool contiguous;  // the storage holds the content in row-major order
   int64_t shape[kMaxDims];
-  int64_t strides[kMaxDims];  // in elements; meaningless where contiguous
+  int64_t strides[kMaxDims];  // in elements, 0 for a dimension of size 1; meaningless where contiguous
 
   bool on_host() const { return device.type == dlpack::kCpu; }
 };
+
+// The loop over a strided tensor with as few dimensions as it can be written with; none for one element.
+struct Strided {
+  int32_t ndim = 0;
+  int64_t shape[kMaxDims];
+  int64_t strides[kMaxDims];  // in elements
+};
+
+// Drops dimensions of size 1 and joins neighbours that one stride can walk. Not for contiguous views.
+Strided collapse(const TensorView& view);
 
 // The first table in the chain of `header` with a major version this code knows and the slot it calls; null if none.
 const dlpack::ExchangeApi* usable_table(const dlpack::ExchangeHeader* header);

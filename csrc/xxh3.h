@@ -80,6 +80,28 @@ OTK_HD const uint8_t* secret() {
 #endif
 }
 
+#if defined(__CUDA_ARCH__) || defined(OTK_WORD_READS)
+// A GPU has no unaligned loads: memcpy from an unknown address is one load for each byte. These read the aligned words
+// that hold the bytes; the words' other bytes, up to three on each side, must be readable too.
+OTK_HD uint32_t read_word(const uint8_t* p) {
+  uint32_t v;
+  memcpy(&v, __builtin_assume_aligned(p, sizeof v), sizeof v);
+  return v;
+}
+
+OTK_HD uint32_t read32(const uint8_t* p) {
+  const uint32_t skip = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p)) & 3;
+  if (skip == 0) return read_word(p);
+  return (read_word(p - skip) >> (8 * skip)) | (read_word(p - skip + 4) << (32 - 8 * skip));
+}
+
+OTK_HD uint64_t read64(const uint8_t* p) {
+  const uint32_t skip = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p)) & 3;
+  const uint64_t words = read_word(p - skip) | (uint64_t{read_word(p - skip + 4)} << 32);
+  if (skip == 0) return words;
+  return (words >> (8 * skip)) | (uint64_t{read_word(p - skip + 8)} << (64 - 8 * skip));
+}
+#else
 OTK_HD uint32_t read32(const uint8_t* p) {
   uint32_t v;
   memcpy(&v, p, sizeof v);
@@ -91,6 +113,7 @@ OTK_HD uint64_t read64(const uint8_t* p) {
   memcpy(&v, p, sizeof v);
   return v;
 }
+#endif
 
 OTK_HD uint32_t swap32(uint32_t v) { return (v >> 24) | ((v >> 8) & 0xFF00u) | ((v << 8) & 0xFF0000u) | (v << 24); }
 

@@ -1,7 +1,6 @@
 """Content keys for token-ID and mask tensors in vLLM-Omni's prompt-embedding cache."""
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,7 +10,7 @@ if TYPE_CHECKING:
     from .key import tensor_key, tensor_keys
     from .plugin import activate, deactivate, is_active, stats
 
-__version__ = version("omni-tensor-key")
+    __version__: str
 
 __all__ = [
     "TensorKey",
@@ -42,9 +41,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name == "__version__":
+        value: Any = import_module("importlib.metadata").version("omni-tensor-key")
+    elif name in _HOMES:
+        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
     globals()[name] = value
     return value
 

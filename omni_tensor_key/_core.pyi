@@ -5,6 +5,7 @@ from typing import Any, final
 import torch
 
 SIMD_PATHS: tuple[str, ...]
+CUDA_BUILD: str | None  # what the CUDA unit was compiled with and for; None in a build without it
 
 @final
 class TensorKey:
@@ -34,6 +35,7 @@ class KeyBuilder:
         to_host: Callable[[list[torch.Tensor]], list[torch.Tensor] | None],
         max_bytes: int,
         on_bypass: Callable[[str, str, str, int], object] | None = None,
+        tensors_only: bool = False,
     ) -> KeyBuilder: ...
     def hashable(self, obj: Any, /) -> Any: ...
     def build_key(
@@ -49,3 +51,4 @@ def tensor_keys(
 ) -> list[TensorKey]: ...
 def sources(key: Any, /) -> list[int] | None: ...
 def xxh3_128(data: bytes, simd_path: str, /) -> bytes: ...
+def use_cuda_unit(wanted: bool, /) -> bool: ...

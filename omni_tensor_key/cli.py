@@ -67,8 +67,8 @@ def bench(
 
     try:
         benchmark.run(Console(), quick=quick, json_file=json_file, chart=chart)
-    except benchmark.NoUpstream as error:
-        _fail(f"There is nothing to measure: {error}.", code=2)
+    except benchmark.CannotMeasure as error:
+        _fail(f"Nothing was measured: {error}.", code=2)
 
 
 _COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
@@ -85,18 +85,39 @@ def doctor(
     from omni_tensor_key import doctor as physician
 
     findings = physician.examine()
+    healthy = all(finding.state != "problem" for finding in findings)
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+        report = {"healthy": healthy, "findings": [dataclasses.asdict(finding) for finding in findings]}
+        typer.echo(json.dumps(report, indent=2))
     else:
-        console = Console(highlight=False)
+        console = Console(highlight=False, soft_wrap=True)
         for finding in findings:
             color = _COLORS[finding.state]
-            console.print(
-                f"[{color}]{finding.state:8}[/] {escape(finding.name)}: {escape(finding.seen)}", soft_wrap=True
-            )
+            console.print(f"[{color}]{finding.state:8}[/] {escape(finding.name)}: {escape(finding.seen)}")
             if finding.advice:
-                console.print(f"         → {escape(finding.advice)}", soft_wrap=True)
-    raise typer.Exit(any(finding.state == "problem" for finding in findings))
+                console.print(f"         → {escape(finding.advice)}")
+    raise typer.Exit(0 if healthy else 1)
+
+
+@app.command()
+def audit(
+    target: Annotated[str, typer.Argument(metavar="MODULE:CLASS|FILE.py:CLASS", help="A pipeline class.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Say what the cache will do with the encode_prompt() of a pipeline class, from its source; nothing is imported.
+
+    The exit code is 2 if the class cannot be read.
+    """
+    from omni_tensor_key import audit as auditor
+
+    try:
+        result = auditor.audit(target)
+    except auditor.SourceError as error:
+        _fail(str(error), code=2)
+    if as_json:
+        typer.echo(json.dumps(result.as_dict(), indent=2))
+    else:
+        auditor.show(result, Console(highlight=False))
 
 
 def _fail(message: str, code: int) -> NoReturn:

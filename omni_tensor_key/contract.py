@@ -7,6 +7,7 @@ the function with other globals: nothing of the real module is touched, and noth
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import logging
 import types
@@ -16,6 +17,9 @@ from typing import Any
 import torch
 
 MODULE = "vllm_omni.diffusion.cache.prompt_embed_cache"
+
+# What the native binding and walk were written after: the source of _hashable and _build_key in 0.22 to 0.30.
+_KNOWN_RULES = {"96b3384528fac3bbbf427f0e99b7dbb0903ddc638385d956564f1bf6ec9116dc"}
 
 
 class ContractMismatch(Exception):
@@ -155,6 +159,18 @@ def _check_cache(module: Any) -> None:
     counts = cache.stats()
     found = tuple(counts.get(name) for name in ("hits", "misses", "bypassed"))
     _expect(found == (1, 1, 1), f"a miss, a hit and a bypass are counted as {found}")
+
+
+def has_known_rules(module: Any) -> bool:
+    """Whether _hashable and _build_key are, to the letter, those of a known release.
+
+    If not, they may follow rules that no probe asks for, and must go on doing all but the tensors themselves.
+    """
+    try:
+        source = inspect.getsource(module._hashable) + inspect.getsource(module._build_key)
+    except (OSError, TypeError):
+        return False
+    return hashlib.sha256(source.encode()).hexdigest() in _KNOWN_RULES
 
 
 def check_contract(module: types.ModuleType) -> None:

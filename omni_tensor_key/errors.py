@@ -6,7 +6,11 @@ from typing import Any
 
 
 def _describe(obj: Any) -> str:
-    return f"{str(obj.dtype).removeprefix('torch.')} tensor of shape {tuple(obj.shape)} on {obj.device}"
+    try:
+        shape = f"of shape {tuple(obj.shape)}"
+    except RuntimeError:  # a nested tensor
+        shape = "of no one shape"
+    return f"{str(obj.dtype).removeprefix('torch.')} tensor {shape} on {obj.device}"
 
 
 def _sentence(obj: Any, reason: str, max_bytes: int) -> str:

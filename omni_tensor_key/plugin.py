@@ -89,10 +89,11 @@ def _open_doors() -> None:
     if first:
         logger.info(
             "omni_tensor_key %s is active: encode_prompt() calls with token-ID and mask tensors of up to %d bytes are "
-            "cacheable (%s, %s).",
+            "cacheable (%s%s, %s).",
             version("omni-tensor-key"),
             settings().max_bytes,
             backend.DESCRIPTION,
+            ", upstream's own binding" if getattr(_state.doors[MODULE], "tensors_only", False) else "",
             _upstream_version(),
         )
 

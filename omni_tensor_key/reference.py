@@ -28,6 +28,7 @@ _DTYPE_CODES = {
 _KEYED_CODES = (0, 1, 6)  # signed, unsigned, bool
 _DEVICE_CODES = {"cpu": 1, "cuda": 2, "mps": 8, "xpu": 14, "maia": 17}
 _OTHER_DEVICE = 12  # PrivateUse1
+_MAX_DIMS = 64  # numpy's limit too
 
 
 class TensorKey:
@@ -79,15 +80,17 @@ def reason_against(obj: Any, max_bytes: int) -> str | None:
         return "subclass" if isinstance(obj, torch.Tensor) else "type"
     if obj.layout != torch.strided or obj.is_quantized or obj.is_nested or obj.device.type == "meta":
         return "unexportable"
-    if obj.dtype not in _DTYPE_CODES:
+    if obj.dtype not in _DTYPE_CODES or torch._C._functorch.is_functorch_wrapped_tensor(obj):
         return "unexportable"
+    if obj.dim() > _MAX_DIMS:
+        return "malformed"
     if obj.numel() == 0:
         return None
     if _DTYPE_CODES[obj.dtype][0] not in _KEYED_CODES:
         return "dtype"
     if obj.numel() * obj.element_size() > max_bytes:
         return "size"
-    if torch._C._functorch.is_functorch_wrapped_tensor(obj) or obj.data_ptr() == 0:
+    if obj.data_ptr() == 0:
         return "storage"
     return "negated" if obj.is_neg() else None
 
@@ -109,7 +112,7 @@ def tensor_keys(tensors: Iterable[torch.Tensor], to_host: ToHost, max_bytes: int
 def _content(tensor: torch.Tensor) -> bytes:
     if tensor.numel() == 0:
         return b""
-    return np.ascontiguousarray(tensor.detach().numpy()).tobytes()
+    return np.ascontiguousarray(tensor.numpy()).tobytes()
 
 
 def sources(key: Any) -> list[int] | None:
@@ -132,6 +135,7 @@ class KeyBuilder:
         to_host: ToHost,
         max_bytes: int,
         on_bypass: Callable[[str, str, str, int], object] | None = None,
+        tensors_only: bool = False,
     ) -> None:
         self._hashable = hashable
         self._build_key = build_key

@@ -45,8 +45,8 @@ def _max_bytes() -> int:
     value = os.environ.get("OMNI_TENSOR_KEY_MAX_BYTES")
     if value is None:
         return DEFAULT_MAX_BYTES
-    # No int(): it also takes "1_0", " 5" and "-1".
-    if value.isascii() and value.isdecimal() and int(value) < 1 << 63:
+    # Not int() alone: it also takes "1_0", " 5" and "-1", and refuses some thousand digits with an error of its own.
+    if value.isascii() and value.isdecimal() and len(value) < 20 and int(value) < 1 << 63:
         return int(value)
     _warn("OMNI_TENSOR_KEY_MAX_BYTES", value, "a number of bytes", DEFAULT_MAX_BYTES)
     return DEFAULT_MAX_BYTES

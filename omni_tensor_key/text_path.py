@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -32,17 +36,65 @@ def text_tools(pipeline: Any) -> dict[str, object]:
     return {name: value for name, value in vars(pipeline).items() if "tokenizer" in name or "processor" in name}
 
 
-def _names_used(cls: type, method: str) -> set[str]:
-    """The names that `method`, and what it calls on self, mention; upstream's own methods are not followed."""
-    names: set[str] = set()
-    pending = [method]
-    while pending:
-        function = getattr(cls, pending.pop(), None)
-        if isinstance(function, types.FunctionType) and not is_upstream(function):
-            new = set(function.__code__.co_names) - names
-            names |= new
-            pending.extend(new)
+def _functions(attribute: Any) -> Iterator[types.FunctionType]:
+    """The functions that using a class attribute runs: through descriptors and decorators."""
+    if isinstance(attribute, types.FunctionType):
+        yield attribute
+        # A decorator keeps what it decorates here, whether or not it says so.
+        inner = [getattr(attribute, "__wrapped__", None)]
+        for cell in attribute.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty cell
+                inner.append(cell.cell_contents)
+        for function in inner:
+            if isinstance(function, types.FunctionType | types.MethodType) and function is not attribute:
+                yield from _functions(function)
+    elif isinstance(attribute, property):
+        yield from _functions(attribute.fget)
+    elif isinstance(attribute, functools.cached_property):
+        yield from _functions(attribute.func)
+    elif isinstance(attribute, types.MethodType | classmethod | staticmethod):
+        yield from _functions(attribute.__func__)
+
+
+def _mentioned(code: types.CodeType) -> set[str]:
+    """The names in a function's code, and in that of the functions and comprehensions inside it.
+
+    Its strings too: getattr() is given one.
+    """
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            names.add(constant)
+        elif isinstance(constant, types.CodeType):
+            names |= _mentioned(constant)
     return names
+
+
+def _names_used(pipeline: Any) -> set[str] | None:
+    """The names that encode_prompt(), and what it calls on self, mention in code that is not vLLM-Omni's own.
+
+    None where that cannot be known. What is called in other ways than through self is not followed.
+    """
+    cls = type(pipeline)
+    original = vars(pipeline).get("_prompt_embed_cache_original_fn")
+    pending = list(_functions(inspect.getattr_static(cls, "encode_prompt", None) if original is None else original))
+    if not pending:
+        return None
+    used: set[str] = set()
+    followed: set[str] = set()
+    seen: set[types.FunctionType] = set()
+    while pending:
+        function = pending.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        names = _mentioned(function.__code__)
+        if not is_upstream(function):
+            used |= names
+        for name in names - followed:
+            pending.extend(_functions(inspect.getattr_static(cls, name, None)))
+        followed |= names
+    return used
 
 
 def _contents(module: torch.nn.Module) -> set[int]:
@@ -57,7 +109,10 @@ def generator_names(pipeline: Any) -> frozenset[str]:
     """
     declared = {*GENERATORS, *getattr(pipeline, "_dit_modules", ()), *getattr(pipeline, "_vae_modules", ())}
     modules = children(pipeline)
-    known = {name for name in modules if name in declared} - _names_used(type(pipeline), "encode_prompt")
+    used = _names_used(pipeline)
+    if used is None:
+        return frozenset()
+    known = {name for name in modules if name in declared} - used
     others = [module for name, module in modules.items() if name not in known]
     if not others:
         return frozenset()

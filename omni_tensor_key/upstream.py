@@ -11,7 +11,7 @@ from typing import Any
 
 from . import backend
 from .bypass import on_bypass
-from .contract import check_contract
+from .contract import check_contract, has_known_rules
 from .debug import Fingerprints
 from .host_copy import to_host
 from .log import logger
@@ -35,6 +35,7 @@ class CacheDoor(Patches):
         super().__init__()
         check_contract(module)
         upstream: Any = module
+        self.tensors_only = not has_known_rules(module)
         self._cache_class: Any = upstream.PromptEmbedCache
         self._miss = upstream._CACHE_MISS
         self._doors: dict[Watch, WeightDoors] = {}
@@ -47,6 +48,7 @@ class CacheDoor(Patches):
             to_host,
             settings().max_bytes,
             on_bypass,
+            self.tensors_only,
         )
         install = upstream.install_prompt_embed_cache
         watched_install = self._watched_install(install)
@@ -58,6 +60,7 @@ class CacheDoor(Patches):
                 self.replace(importer, "install_prompt_embed_cache", watched_install)
         for pipeline, cache in _installed(self._cache_class):
             self._watch(pipeline, cache)
+            cache.clear()  # nobody has watched what its entries were made with, or whether they alias an input
         # Last: from here on calls with tensors are keyed, and everything that guards their entries is in place.
         self.replace(module, "_hashable", self.builder.hashable)
         self.replace(module, "_build_key", self.builder.build_key)
@@ -170,12 +173,11 @@ def _installed(cache_class: type) -> list[tuple[Any, Any]]:
     """The pipelines that already have a cache, each with its cache."""
     found = []
     for cache in [item for item in gc.get_objects() if type(item) is cache_class]:
-        for referrer in gc.get_referrers(cache):
-            # Depending on the Python release, an instance or its dictionary refers to an attribute's value.
-            attributes = referrer if isinstance(referrer, dict) else getattr(referrer, "__dict__", {})
-            if attributes.get("_prompt_embed_cache") is not cache:
-                continue
-            pipeline = getattr(attributes.get("_prompt_embed_cache_original_fn"), "__self__", None)
-            if getattr(pipeline, "_prompt_embed_cache", None) is cache:
-                found.append((pipeline, cache))
+        # Depending on the Python release, an instance or its dictionary refers to an attribute's value.
+        referrers = gc.get_referrers(cache)
+        owners = [owner for item in referrers if type(item) is dict for owner in gc.get_referrers(item)]
+        for owner in (*referrers, *owners):
+            attributes = getattr(owner, "__dict__", None)
+            if type(attributes) is dict and attributes.get("_prompt_embed_cache") is cache:
+                found.append((owner, cache))
     return found

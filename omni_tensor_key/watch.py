@@ -34,6 +34,8 @@ class Watch:
         self._generation = 0
         self._changing = 0
         self._missed: dict[int, int] = {}
+        self._forgetful = False
+        self._expected: list[Callable[[], bool]] = []
         self.cleared: Counter[str] = Counter()  # how often entries were dropped, by cause
         self._look()
 
@@ -42,13 +44,19 @@ class Watch:
         """The pipeline, or None when it is gone."""
         return self._pipeline()
 
+    @property
+    def capacity(self) -> int:
+        """How many entries the cache holds at most; 0 when it is gone."""
+        return getattr(self._cache(), "max_size", 0)
+
     def _look(self) -> None:
         pipeline = self.pipeline
         self._generators = text_path.generator_names(pipeline)
-        modules, tools = text_path.children(pipeline), text_path.text_tools(pipeline)
-        self._module_count = len(getattr(pipeline, "_modules", ()))
+        registered = getattr(pipeline, "_modules", {})  # with those that are None: they may come back
+        parts = {**text_path.children(pipeline), **text_path.text_tools(pipeline), **registered}
+        self._module_count = len(registered)
         # Weak: the cache may outlive the pipeline, and must not keep its weights alive. Not id(): it may be reused.
-        self._parts = [(name, _weakly(part)) for name, part in {**modules, **tools}.items()]
+        self._parts = [(name, _weakly(part)) for name, part in parts.items()]
 
     def _is_as_seen(self, pipeline: Any) -> bool:
         attributes = vars(pipeline)
@@ -102,13 +110,28 @@ class Watch:
                 self._changing -= 1
             self.invalidate(cause)
 
+    def expect(self, part: Callable[[], object], new: object) -> None:
+        """Note that `part()`, somewhere in a text-encoding module, is about to become `new`."""
+        old = part()
+        if old is new:
+            return
+        old_part = _weakly(old)
+        with self._lock:
+            self._expected.append(lambda: part() is not old_part())
+        self.invalidate("a part of a text encoder was replaced")
+
     def before_get(self) -> bool:
         """Empty the cache if a child of the pipeline, a tokenizer or a processor is not the one it was.
 
         Returns whether that was so.
         """
         pipeline = self.pipeline
-        if pipeline is None or self._is_as_seen(pipeline):
+        if pipeline is None:
+            return False
+        if self._expected:
+            with self._lock:
+                self._expected = [replaced for replaced in self._expected if not replaced()]
+        elif self._is_as_seen(pipeline):
             return False
         self._look()
         self.invalidate("a part of the pipeline was replaced")
@@ -116,15 +139,17 @@ class Watch:
 
     def after_miss(self, key: object) -> None:
         """Remember to which state of the weights the value that is about to be computed for `key` belongs."""
-        if len(self._missed) >= _MAX_MISSED:  # calls that raised have left theirs behind
-            self._missed.clear()
-        # By identity: get() and put() of one call see the same object, and a later object at its address gets its own.
-        self._missed[id(key)] = self._generation
+        with self._lock:
+            if len(self._missed) >= _MAX_MISSED:  # calls that raised have left theirs behind
+                self._missed.clear()
+                self._forgetful = True
+            # By identity: get() and put() of one call see the same object, and a later one at its address its own.
+            self._missed[id(key)] = self._generation
 
     def store(self, key: object, put: Callable[[], None]) -> None:
         """Call `put`, unless something has changed since the miss of `key`."""
         with self._lock:
-            missed = self._missed.pop(id(key), self._generation)
+            missed = self._missed.pop(id(key), None if self._forgetful else self._generation)
             if self._changing == 0 and missed == self._generation:
                 put()
 

@@ -10,9 +10,10 @@ import functools
 import gc
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from . import metrics
 from .contract import ContractMismatch
 from .patches import Patches
 from .watch import Watch, watch_of
@@ -49,11 +50,15 @@ def _watched_adapter_change(method: Callable[..., Any]) -> Callable[..., Any]:
         watch = watch_of(getattr(manager, "pipeline", None))
         if watch is None:
             return method(manager, *args, **kwargs)
-        before = _text_lora(manager, watch)
+        before, failed = _text_lora(manager, watch), True
         try:
-            return method(manager, *args, **kwargs)
+            result = method(manager, *args, **kwargs)
+            failed = False
+            return result
         finally:
-            if _text_lora(manager, watch) != before:
+            after = _text_lora(manager, watch)
+            # A failed change may have left other weights behind, or had them there for a while.
+            if after != before or (failed and after is not None):
                 watch.invalidate("a LoRA adapter of a text encoder changed")
 
     return change
@@ -71,7 +76,10 @@ class LoraDoor(Patches):
 
 
 def _cache_of(worker: Any) -> Any:
-    return getattr(getattr(worker, "model_runner", None), "prompt_embed_cache", None)
+    runner = getattr(worker, "model_runner", None)
+    cache = getattr(runner, "prompt_embed_cache", None)
+    # Or one that was installed on the pipeline without the runner.
+    return cache if cache is not None else getattr(getattr(runner, "pipeline", None), "_prompt_embed_cache", None)
 
 
 def _clear(worker: Any, cause: str) -> None:
@@ -85,35 +93,44 @@ def _clear(worker: Any, cause: str) -> None:
         cache.clear()
 
 
-def _watch_sleep(worker: Any) -> None:
-    """Give this worker its own `sleep` and `wake_up`.
+def _watch_sleep(worker: Any) -> dict[str, tuple[Any, Any]]:
+    """Give this worker its own `sleep` and `wake_up`; returns them, each with what the worker had in its place.
 
     On the instance: a worker extension comes before DiffusionWorker in the method resolution order and may not call it.
     """
     reference = weakref.ref(worker)
-    cls = type(worker)
+    cls, own = type(worker), vars(worker)
+    own_sleep, own_wake_up = own.get("sleep"), own.get("wake_up")
 
-    @functools.wraps(cls.sleep)
+    @functools.wraps(own_sleep or cls.sleep)
     def sleep(*args: Any, **kwargs: Any) -> Any:
         # Before: entries live outside the pool that sleep frees. What this raises stops the sleep.
         _clear(reference(), "sleep")
-        return cls.sleep(reference(), *args, **kwargs)
+        return own_sleep(*args, **kwargs) if own_sleep else cls.sleep(reference(), *args, **kwargs)
 
-    @functools.wraps(cls.wake_up)
+    @functools.wraps(own_wake_up or cls.wake_up)
     def wake_up(*args: Any, **kwargs: Any) -> Any:
         try:
-            return cls.wake_up(reference(), *args, **kwargs)
+            return own_wake_up(*args, **kwargs) if own_wake_up else cls.wake_up(reference(), *args, **kwargs)
         finally:
             # After level 2 the weights are not there until they are loaded again.
             _clear(reference(), "wake-up")
 
     worker.sleep, worker.wake_up = sleep, wake_up
+    return {"sleep": (sleep, own_sleep), "wake_up": (wake_up, own_wake_up)}
 
 
 def _get_stats(self: Any) -> dict[str, Any] | None:
-    """Return the cache's counters, or None where this worker has no prompt-embedding cache."""
+    """Return the cache's counters, or None where this worker has no prompt-embedding cache.
+
+    Under the key "omni_tensor_key" are the counters of `omni_tensor_key.stats()`, of the worker's process.
+    """
     cache = _cache_of(self)
-    return None if cache is None else dict(cache.stats())
+    if cache is None:
+        return None
+    from .plugin import stats  # which imports this module
+
+    return {**cache.stats(), "omni_tensor_key": stats()}
 
 
 def _clear_cache(self: Any) -> None:
@@ -130,7 +147,7 @@ class WorkerDoor(Patches):
     def __init__(self, module: types.ModuleType) -> None:
         super().__init__()
         worker_class = _own_methods(module, "DiffusionWorker", ["__init__", "sleep", "wake_up"])
-        self._workers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._workers: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
         initialize = vars(worker_class)["__init__"]
 
         @functools.wraps(initialize)
@@ -144,15 +161,28 @@ class WorkerDoor(Patches):
                 self.add(worker_class, name, method)
         for worker in [item for item in gc.get_objects() if issubclass(type(item), worker_class)]:
             self._watch(worker)
+        self._stop_metrics = metrics.register(self._read_stats)
+
+    def _read_stats(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for worker in list(self._workers):
+            counted = _get_stats(worker)
+            if counted is not None:
+                yield type(worker.model_runner.pipeline).__name__, counted
 
     def _watch(self, worker: Any) -> None:
-        _watch_sleep(worker)
-        self._workers.add(worker)
+        if worker not in self._workers:
+            self._workers[worker] = _watch_sleep(worker)
 
     def restore(self) -> None:
         """Put the class's own methods back, on the class and on every worker."""
         super().restore()
-        for worker in self._workers:
-            for name in ("sleep", "wake_up"):
-                vars(worker).pop(name, None)
+        self._stop_metrics()
+        for worker, methods in self._workers.items():
+            for name, (ours, own) in methods.items():
+                if vars(worker).get(name) is not ours:
+                    continue  # somebody else has replaced it since
+                if own is None:
+                    delattr(worker, name)
+                else:
+                    setattr(worker, name, own)
         self._workers.clear()

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 
 #include "torch_tensor.h"
 
@@ -20,6 +21,8 @@ enum Kind : long {
 // Signatures are few: one per pipeline. Past this many, something makes new ones all the time.
 constexpr size_t kMaxPlans = 64;
 
+constexpr char kCapsuleName[] = "omni_tensor_key.binding_plan";
+
 bool is_immutable(PyObject* object) { return is_exact_scalar(object) || is_torch_constant(object); }
 
 // Whether the type of `object` is exactly inspect.<name>.
@@ -36,20 +39,32 @@ struct BindingPlan::Arguments {
   std::array<Ref, kMaxParameters> values;
 };
 
-std::shared_ptr<BindingPlan> BindingPlan::compile(BuilderObject* builder, PyObject* signature) {
-  if (!is_inspect_type(signature, "Signature")) return nullptr;
+Ref BindingPlan::compile(BuilderObject* builder, PyObject* signature) {
+  const auto not_ordinary = [] { return PyErr_Occurred() == nullptr ? Ref::borrow(Py_None) : Ref(); };
+  if (!is_inspect_type(signature, "Signature")) return not_ordinary();
   const Ref mapping = Ref::steal(PyObject_GetAttrString(signature, "parameters"));
   const Ref values = mapping ? Ref::steal(PyMapping_Values(mapping.get())) : Ref();
-  if (!values) return nullptr;
+  if (!values) return Ref();
   const Py_ssize_t size = PyList_Size(values.get());
-  if (size < 0 || static_cast<size_t>(size) > kMaxParameters) return nullptr;
-  auto plan = std::make_shared<BindingPlan>();
+  if (size < 0 || static_cast<size_t>(size) > kMaxParameters) return not_ordinary();
+  auto plan = std::make_unique<BindingPlan>();
   plan->no_name_ = Ref::steal(PyUnicode_InternFromString(""));
-  if (!plan->no_name_) return nullptr;
+  if (!plan->no_name_) return Ref();
   for (Py_ssize_t i = 0; i < size; ++i) {
-    if (!plan->add_parameter(builder, PyList_GetItem(values.get(), i))) return nullptr;
+    if (!plan->add_parameter(builder, PyList_GetItem(values.get(), i))) return not_ordinary();
   }
-  return plan->sort_by_name() ? plan : nullptr;
+  if (!plan->sort_by_name()) return Ref();
+  const auto free_plan = [](PyObject* capsule) {
+    delete static_cast<BindingPlan*>(PyCapsule_GetPointer(capsule, kCapsuleName));
+  };
+  Ref capsule = Ref::steal(PyCapsule_New(plan.get(), kCapsuleName, free_plan));
+  if (capsule) plan.release();
+  return capsule;
+}
+
+const BindingPlan* BindingPlan::from(const Ref& compiled) {
+  if (compiled.get() == Py_None) return nullptr;
+  return static_cast<const BindingPlan*>(PyCapsule_GetPointer(compiled.get(), kCapsuleName));
 }
 
 bool BindingPlan::add_parameter(BuilderObject* builder, PyObject* parameter) {
@@ -110,6 +125,15 @@ bool BindingPlan::find(PyObject* name, size_t& index) const {
   return false;
 }
 
+bool BindingPlan::has_plain_names(PyObject* kwargs) {
+  Py_ssize_t position = 0;
+  PyObject *name, *value;
+  while (PyDict_Next(kwargs, &position, &name, &value) != 0) {
+    if (Py_TYPE(name) != &PyUnicode_Type) return false;
+  }
+  return true;
+}
+
 // False without an error where Python would raise TypeError.
 bool BindingPlan::bind(PyObject* args, PyObject* kwargs, Arguments& bound) const {
   const auto given = static_cast<size_t>(PyTuple_Size(args));
@@ -121,7 +145,7 @@ bool BindingPlan::bind(PyObject* args, PyObject* kwargs, Arguments& bound) const
   PyObject *name, *value;
   while (PyDict_Next(kwargs, &position, &name, &value) != 0) {
     size_t index;
-    if (Py_TYPE(name) != &PyUnicode_Type || !find(name, index)) return false;
+    if (!find(name, index)) return false;
     if (!parameters_[index].keyword || bound.values[index]) return false;
     bound.values[index] = Ref::borrow(value);
   }
@@ -177,19 +201,16 @@ PyObject* BindingPlan::build(Walk& walk, PyObject* model_tag, PyObject* args, Py
   return PyTuple_Pack(2, model_tag, tuple.get());
 }
 
-bool BindingPlans::find(BuilderObject* builder, PyObject* signature, std::shared_ptr<BindingPlan>& plan) {
+Ref BindingPlans::find(BuilderObject* builder, PyObject* signature) {
   for (const Entry& entry : entries_) {
-    if (entry.signature.get() == signature) {
-      plan = entry.plan;
-      return true;
-    }
+    if (entry.signature.get() == signature) return Ref::borrow(entry.plan.get());
   }
-  plan = BindingPlan::compile(builder, signature);
-  if (!plan && PyErr_Occurred() != nullptr) return false;
+  Ref plan = BindingPlan::compile(builder, signature);
+  if (!plan) return Ref();
   std::vector<Entry> dropped;  // freed after the vector is whole again: a destructor may run Python code
   if (entries_.size() >= kMaxPlans) dropped.swap(entries_);
-  entries_.push_back({Ref::borrow(signature), plan});
-  return true;
+  entries_.push_back({Ref::borrow(signature), Ref::borrow(plan.get())});
+  return plan;
 }
 
 }  // namespace otk::py

@@ -1,7 +1,6 @@
 // Upstream's argument binding, compiled once per signature.
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "python.h"
@@ -13,9 +12,16 @@ namespace otk::py {
 // check for precomputed embeddings and the walk in name order, as upstream's _build_key does them.
 class BindingPlan {
  public:
-  // Null without an error for a signature that is not ordinary: one with *args or **kwargs, more than kMaxParameters,
-  // or not made of inspect's own types. Null with an error if the signature cannot be read.
-  static std::shared_ptr<BindingPlan> compile(BuilderObject* builder, PyObject* signature);
+  // None for a signature that is not ordinary: one with *args or **kwargs, more than kMaxParameters, or not made of
+  // inspect's own types. Otherwise a capsule: Python counts who still uses the plan. Null with an error if the
+  // signature cannot be read.
+  static Ref compile(BuilderObject* builder, PyObject* signature);
+
+  // The plan in what compile() returned, alive as long as that is; null for None.
+  static const BindingPlan* from(const Ref& compiled);
+
+  // Whether every name is exactly a str, as in a call; upstream's own function knows what to do with others.
+  static bool has_plain_names(PyObject* kwargs);
 
   // The key, or None where the call bypasses the cache, or null with an error. args is a tuple, kwargs a dict.
   PyObject* build(Walk& walk, PyObject* model_tag, PyObject* args, PyObject* kwargs) const;
@@ -46,16 +52,16 @@ class BindingPlan {
   size_t positional_count_ = 0;
 };
 
-// The plans of a builder, by signature. An entry without a plan stands for a signature that is not ordinary.
+// The plans of a builder, by signature.
 class BindingPlans {
  public:
-  // False with an error set.
-  bool find(BuilderObject* builder, PyObject* signature, std::shared_ptr<BindingPlan>& plan);
+  // What BindingPlan::compile() returned for the signature, now or earlier.
+  Ref find(BuilderObject* builder, PyObject* signature);
 
  private:
   struct Entry {
     Ref signature;  // alive, so that no other object can have its address
-    std::shared_ptr<BindingPlan> plan;
+    Ref plan;
   };
   std::vector<Entry> entries_;
 };

@@ -1,6 +1,5 @@
 #include "key_builder.h"
 
-#include <memory>
 #include <new>
 
 #include "binding.h"
@@ -36,41 +35,46 @@ PyObject* hashable(PyObject* self, PyObject* object) {
 }
 
 // Upstream's own function, for what it alone knows how to bind.
-PyObject* build_key_upstream(Walk& walk, PyObject* args) {
-  walk.pending.distrust_views();
-  Ref key = Ref::steal(PyObject_CallObject(walk.builder->build_key, args));
+PyObject* build_key_upstream(Walk& walk, PyObject* args, PyObject* kwargs) {
+  Ref key = Ref::steal(PyObject_Call(walk.builder->build_key, args, kwargs));
   if (!key || (key.get() != Py_None && !walk.fill())) return nullptr;
   if (key.get() != Py_None && walk.reason == Reason::kNone) return key.release();
   const Ref unknown = Ref::steal(PyUnicode_InternFromString(""));
   const char* reason = walk.reason == Reason::kNone ? "upstream" : reason_name(walk.reason);
-  return unknown ? bypass(walk.builder, PyTuple_GetItem(args, 1), unknown.get(), reason) : nullptr;
+  PyObject* model_tag = PyTuple_Size(args) > 1 ? PyTuple_GetItem(args, 1) : Py_None;
+  return unknown ? bypass(walk.builder, model_tag, unknown.get(), reason) : nullptr;
 }
 
-PyObject* build_key(PyObject* self, PyObject* args) {
-  return guard([self, args]() -> PyObject* {
+PyObject* build_key(PyObject* self, PyObject* args, PyObject* kwargs) {
+  return guard([self, args, kwargs]() -> PyObject* {
     BuilderObject* builder = as_builder(self);
     Walk walk(builder);
-    if (PyTuple_Size(args) != 4) return build_key_upstream(walk, args);
+    if (builder->tensors_only || kwargs != nullptr || PyTuple_Size(args) != 4) {
+      return build_key_upstream(walk, args, kwargs);
+    }
     PyObject* signature = PyTuple_GetItem(args, 0);
     PyObject* call_args = PyTuple_GetItem(args, 2);
     PyObject* call_kwargs = PyTuple_GetItem(args, 3);
-    std::shared_ptr<BindingPlan> plan;  // shared: another thread may drop the builder's while this call waits
-    if (!builder->plans->find(builder, signature, plan)) return nullptr;
-    if (!plan || Py_TYPE(call_args) != &PyTuple_Type || Py_TYPE(call_kwargs) != &PyDict_Type) {
-      return build_key_upstream(walk, args);
+    const Ref compiled = builder->plans->find(builder, signature);
+    if (!compiled) return nullptr;
+    const BindingPlan* plan = BindingPlan::from(compiled);
+    if (plan == nullptr || Py_TYPE(call_args) != &PyTuple_Type || Py_TYPE(call_kwargs) != &PyDict_Type) {
+      return build_key_upstream(walk, args, nullptr);
     }
+    if (!BindingPlan::has_plain_names(call_kwargs)) return build_key_upstream(walk, args, nullptr);
     return plan->build(walk, PyTuple_GetItem(args, 1), call_args, call_kwargs);
   });
 }
 
 PyObject* builder_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* const kNames[] = {"hashable", "build_key", "not_hashable", "precomputed",
-                                       "to_host",  "max_bytes", "on_bypass",    nullptr};
+  static const char* const kNames[] = {"hashable",  "build_key", "not_hashable", "precomputed", "to_host",
+                                       "max_bytes", "on_bypass", "tensors_only", nullptr};
   PyObject *hashable_fn, *build_key_fn, *not_hashable, *precomputed, *to_host, *on_bypass = Py_None;
   unsigned long long max_bytes;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO!OK|O:KeyBuilder", const_cast<char**>(kNames), &hashable_fn,
+  int tensors_only = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO!OK|Op:KeyBuilder", const_cast<char**>(kNames), &hashable_fn,
                                    &build_key_fn, &not_hashable, &PyTuple_Type, &precomputed, &to_host, &max_bytes,
-                                   &on_bypass)) {
+                                   &on_bypass, &tensors_only)) {
     return nullptr;
   }
   if (!find_torch()) return nullptr;
@@ -94,6 +98,7 @@ PyObject* builder_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   builder->bypassed = bypassed.release();
   builder->on_bypass = new_reference(on_bypass);
   builder->max_bytes = max_bytes;
+  builder->tensors_only = tensors_only != 0;
   builder->plans = plans;
   return self;
 }
@@ -137,7 +142,7 @@ PyObject* bypassed(PyObject* self, PyObject*) { return PyDict_Copy(as_builder(se
 
 PyMethodDef kMethods[] = {
     {"hashable", hashable, METH_O, "Upstream's _hashable(obj), with a TensorKey for each tensor that has one."},
-    {"build_key", build_key, METH_VARARGS,
+    {"build_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(build_key)), METH_VARARGS | METH_KEYWORDS,
      "Upstream's _build_key(signature, model_tag, args, kwargs): a key, or None to bypass the cache."},
     {"bypassed", bypassed, METH_NOARGS, "The calls that bypassed: {(model tag, argument name, reason): count}."},
     {nullptr, nullptr, 0, nullptr}};
@@ -149,9 +154,9 @@ PyType_Slot kSlots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(builder_dealloc)},
     {Py_tp_methods, kMethods},
     {Py_tp_doc,
-     const_cast<char*>(
-         "KeyBuilder(hashable, build_key, not_hashable, precomputed, to_host, max_bytes, on_bypass=None)\n--\n\n"
-         "The stand-ins for one prompt-embedding cache module's key functions.")},
+     const_cast<char*>("KeyBuilder(hashable, build_key, not_hashable, precomputed, to_host, max_bytes, on_bypass=None, "
+                       "tensors_only=False)\n--\n\n"
+                       "The stand-ins for one prompt-embedding cache module's key functions.")},
     {0, nullptr}};
 
 PyType_Spec kSpec = {"omni_tensor_key._core.KeyBuilder", sizeof(BuilderObject), 0,

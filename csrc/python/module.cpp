@@ -2,8 +2,10 @@
 #include <string.h>
 
 #include <new>
+#include <utility>
 
 #include "../xxh3_dispatch.h"
+#include "cuda_read.h"
 #include "key_builder.h"
 #include "pending.h"
 #include "python.h"
@@ -96,10 +98,19 @@ PyObject* xxh3_128(PyObject*, PyObject* args) {
   return PyErr_Format(PyExc_ValueError, "this CPU has no SIMD path '%s'", name);
 }
 
+PyObject* use_cuda_unit(PyObject*, PyObject* wanted) {
+  const int value = PyObject_IsTrue(wanted);
+  if (value < 0) return nullptr;
+  return PyBool_FromLong(std::exchange(cuda_unit_wanted, value == 1));
+}
+
 PyMethodDef kMethods[] = {
     {"tensor_keys", tensor_keys, METH_VARARGS, "tensor_keys(tensors, to_host, max_bytes) -> list of TensorKey"},
-    {"sources", sources, METH_O, "The addresses from which the TensorKeys in a key were read, or None for a key without one."},
+    {"sources", sources, METH_O,
+     "The addresses from which the TensorKeys in a key were read, or None for a key without one."},
     {"xxh3_128", xxh3_128, METH_VARARGS, "xxh3_128(data, simd_path) -> 16 bytes in canonical order"},
+    {"use_cuda_unit", use_cuda_unit, METH_O,
+     "use_cuda_unit(wanted) -> bool, whether CUDA tensors went through the unit"},
     {nullptr, nullptr, 0, nullptr}};
 
 bool add_simd_paths(PyObject* module) {
@@ -111,6 +122,11 @@ bool add_simd_paths(PyObject* module) {
     if (name == nullptr || PyTuple_SetItem(names.get(), static_cast<Py_ssize_t>(i), name) < 0) return false;
   }
   return PyModule_AddObjectRef(module, "SIMD_PATHS", names.get()) == 0;
+}
+
+bool add_cuda_build(PyObject* module) {
+  const Ref text = cuda_build == nullptr ? Ref::borrow(Py_None) : Ref::steal(PyUnicode_FromString(cuda_build));
+  return text && PyModule_AddObjectRef(module, "CUDA_BUILD", text.get()) == 0;
 }
 
 PyModuleDef kModule = {PyModuleDef_HEAD_INIT,
@@ -133,7 +149,7 @@ PyMODINIT_FUNC PyInit__core() {
   const Ref builder = Ref::steal(reinterpret_cast<PyObject*>(make_key_builder_type()));
   if (!builder || PyModule_AddObjectRef(module.get(), "KeyBuilder", builder.get()) < 0 ||
       PyModule_AddObjectRef(module.get(), "TensorKey", reinterpret_cast<PyObject*>(tensor_key_type)) < 0 ||
-      !add_simd_paths(module.get())) {
+      !add_simd_paths(module.get()) || !add_cuda_build(module.get())) {
     return nullptr;
   }
   return module.release();

@@ -1,7 +1,8 @@
 #include "pending.h"
 
-#include <string.h>
+#include <algorithm>
 
+#include "cuda_read.h"
 #include "torch_tensor.h"
 
 namespace otk::py {
@@ -12,14 +13,18 @@ constexpr uint64_t kReleaseGilBytes = 256 * 1024;
 
 // Copies the content of `tensor` into `key`, if the tensor is on the host and still what it was.
 bool read_into(PyObject* tensor, KeyObject* key, uint64_t max_bytes, Reason& reason) {
+  if (!is_exact_tensor(tensor)) {
+    reason = refusal_of(tensor);
+    return true;
+  }
   TensorView view;
-  if (!read_tensor(tensor, max_bytes, view, reason)) return false;
+  if (!view_tensor(tensor, max_bytes, view, reason)) return false;
   if (reason != Reason::kNone) return true;
   if (!view.on_host() || !describes(key, view)) {
     reason = Reason::kChanged;
     return true;
   }
-  // Under the GIL: the storage cannot be resized by Python code while it is read. What is hashed later is this copy.
+  // Since the view was made, no other thread has run. What is hashed later is this copy.
   copy_content(view, key->content());
   return true;
 }
@@ -29,20 +34,15 @@ bool read_into(PyObject* tensor, KeyObject* key, uint64_t max_bytes, Reason& rea
 PyObject* PendingKeys::add(PyObject* tensor, const TensorView& view) {
   Ref key = Ref::steal(reinterpret_cast<PyObject*>(new_key(view)));
   if (!key) return nullptr;
-  items_.push_back({Ref::borrow(tensor), Ref::borrow(key.get()), view.contiguous});
+  items_.push_back({Ref::borrow(tensor), Ref::borrow(key.get()), false});
   on_device_ |= !view.on_host();
   return key.release();
 }
 
 bool PendingKeys::read_host(uint64_t max_bytes, Reason& reason) {
-  for (const Item& item : items_) {
-    KeyObject* key = item.key_object();
+  for (const PendingKey& item : items_) {
+    KeyObject* key = item.object();
     if (key->device.type != dlpack::kCpu) continue;
-    if (trusted_ && item.contiguous) {
-      // No code but ours has run since the tensor was looked at, so it still starts at its source.
-      if (key->nbytes > 0) memcpy(key->content(), reinterpret_cast<const void*>(key->source), key->nbytes);
-      continue;
-    }
     if (!read_into(item.tensor.get(), key, max_bytes, reason)) return false;
     if (reason != Reason::kNone) return true;
   }
@@ -50,25 +50,31 @@ bool PendingKeys::read_host(uint64_t max_bytes, Reason& reason) {
 }
 
 bool PendingKeys::read_devices(uint64_t max_bytes, PyObject* to_host, Reason& reason) {
-  std::vector<KeyObject*> keys;
+  std::vector<PendingKey*> waiting;
+  for (PendingKey& item : items_) {
+    const KeyObject* key = item.object();
+    if (key->device.type != dlpack::kCpu && key->nbytes > 0) waiting.push_back(&item);
+  }
+  if (!read_cuda(waiting, max_bytes, reason)) return false;
+  if (reason != Reason::kNone) return true;
+
   const Ref tensors = Ref::steal(PyList_New(0));
   if (!tensors) return false;
-  for (const Item& item : items_) {
-    KeyObject* key = item.key_object();
-    if (key->device.type == dlpack::kCpu || key->nbytes == 0) continue;
-    keys.push_back(key);
-    if (PyList_Append(tensors.get(), item.tensor.get()) < 0) return false;
+  const auto is_filled = [](const PendingKey* item) { return item->filled; };
+  waiting.erase(std::remove_if(waiting.begin(), waiting.end(), is_filled), waiting.end());
+  for (const PendingKey* item : waiting) {
+    if (PyList_Append(tensors.get(), item->tensor.get()) < 0) return false;
   }
-  if (keys.empty()) return true;
+  if (waiting.empty()) return true;
   const Ref copies = Ref::steal(PyObject_CallFunctionObjArgs(to_host, tensors.get(), nullptr));
   if (!copies) return false;
   if (copies.get() == Py_None) {
     reason = Reason::kGraphCapture;
     return true;
   }
-  for (size_t i = 0; i < keys.size(); ++i) {
+  for (size_t i = 0; i < waiting.size(); ++i) {
     const Ref copy = Ref::steal(PySequence_GetItem(copies.get(), static_cast<Py_ssize_t>(i)));
-    if (!copy || !read_into(copy.get(), keys[i], max_bytes, reason)) return false;
+    if (!copy || !read_into(copy.get(), waiting[i]->object(), max_bytes, reason)) return false;
     if (reason != Reason::kNone) return true;
   }
   return true;
@@ -82,9 +88,16 @@ bool PendingKeys::fill(uint64_t max_bytes, PyObject* to_host, Reason& reason) {
   if (reason != Reason::kNone) return true;
 
   uint64_t total = 0;
-  for (const Item& item : items_) total += item.key_object()->nbytes;
+  for (const PendingKey& item : items_) total += item.filled ? 0 : item.object()->nbytes;
   PyThreadState* released = total >= kReleaseGilBytes ? PyEval_SaveThread() : nullptr;
-  for (const Item& item : items_) seal(item.key_object());
+  for (const PendingKey& item : items_) {
+    KeyObject* key = item.object();
+    if (item.filled) {
+      seal(key, key->digest);
+    } else {
+      seal(key);
+    }
+  }
   if (released != nullptr) PyEval_RestoreThread(released);
   return true;
 }

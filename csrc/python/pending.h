@@ -9,31 +9,29 @@
 
 namespace otk::py {
 
+// A key without content and the tensor that it is the key of.
+struct PendingKey {
+  Ref tensor;  // alive until its content has been read
+  Ref key;
+  bool filled = false;  // content and digest are set
+  KeyObject* object() const { return reinterpret_cast<KeyObject*>(key.get()); }
+};
+
 class PendingKeys {
  public:
   // A new reference to a key without content for a tensor that `view` describes; null with an error.
   PyObject* add(PyObject* tensor, const TensorView& view);
 
-  // Other code may have run since tensors were added, so their addresses may be stale: fill() looks at each again.
-  void distrust_views() { trusted_ = false; }
-
-  // Reads the content of every tensor added so far and seals the keys. Device tensors go through `to_host`, a callable
-  // that takes the list of them and returns their host copies, or None to bypass. False with an error set; `reason`
-  // says why the call must bypass instead.
+  // Reads the content of every tensor added so far and seals the keys. CUDA tensors are read by the CUDA unit where
+  // there is one. Other device tensors go through `to_host`, a callable that takes the list of them and returns their
+  // host copies, or None to bypass. False with an error set; `reason` says why the call must bypass instead.
   bool fill(uint64_t max_bytes, PyObject* to_host, Reason& reason);
 
  private:
-  struct Item {
-    Ref tensor;  // alive until its content has been read
-    Ref key;
-    bool contiguous;
-    KeyObject* key_object() const { return reinterpret_cast<KeyObject*>(key.get()); }
-  };
   bool read_host(uint64_t max_bytes, Reason& reason);
   bool read_devices(uint64_t max_bytes, PyObject* to_host, Reason& reason);
 
-  std::vector<Item> items_;
-  bool trusted_ = true;
+  std::vector<PendingKey> items_;
   bool on_device_ = false;
 };
 

@@ -142,8 +142,10 @@ bool describes(KeyObject* key, const TensorView& view) {
          key->dtype.bits == view.dtype.bits && memcmp(key->shape(), view.shape, sizeof(int64_t) * view.ndim) == 0;
 }
 
-void seal(KeyObject* key) {
-  key->digest = xxh3::hash(key->content(), key->nbytes);
+void seal(KeyObject* key) { seal(key, xxh3::hash(key->content(), key->nbytes)); }
+
+void seal(KeyObject* key, const xxh3::Digest& digest) {
+  key->digest = digest;
   // hash() covers every field that == compares, in fixed-width little-endian words; see docs/key_format.md.
   uint64_t words[7 + kMaxDims] = {key->digest.low,
                                   key->digest.high,

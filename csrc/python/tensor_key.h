@@ -39,4 +39,7 @@ bool describes(KeyObject* key, const TensorView& view);
 // Computes digest and hash from the content. Touches no Python state: it may run without the GIL.
 void seal(KeyObject* key);
 
+// The same for a content whose digest is known.
+void seal(KeyObject* key, const xxh3::Digest& digest);
+
 }  // namespace otk::py

@@ -9,39 +9,66 @@ struct Torch {
   PyTypeObject* parameter = nullptr;
   PyTypeObject* dtype = nullptr;
   PyTypeObject* device = nullptr;
+  PyObject* int8 = nullptr;
+  PyObject* uint8 = nullptr;
+  PyObject* is_neg = nullptr;             // torch.Tensor.is_neg
+  PyObject* mode_count = nullptr;         // returns the number of torch function modes; null: cannot be asked
+  PyObject* without_functions = nullptr;  // context manager type that switches such modes off
   const dlpack::ExchangeApi* api = nullptr;
-  PyObject* is_neg = nullptr;  // interned method name
 } torch;
 
 Ref attribute(PyObject* object, const char* name) { return Ref::steal(PyObject_GetAttrString(object, name)); }
 
-bool find_torch_in(PyObject* module) {
-  const Ref nn = attribute(module, "nn");
-  if (!nn) return false;
-  Ref tensor = attribute(module, "Tensor");
-  Ref parameter = attribute(nn.get(), "Parameter");
-  Ref dtype = attribute(module, "dtype");
-  Ref device = attribute(module, "device");
-  if (!tensor || !parameter || !dtype || !device) return false;
-  const Ref capsule = attribute(tensor.get(), "__dlpack_c_exchange_api__");
+// The exchange table of torch.Tensor; null with an error that says what is wrong with it.
+const dlpack::ExchangeApi* find_table(PyObject* tensor_type) {
+  const Ref capsule = attribute(tensor_type, "__dlpack_c_exchange_api__");
   if (!capsule) {
     PyErr_SetString(PyExc_RuntimeError,
                     "omni_tensor_key needs torch 2.10 or newer: torch.Tensor has no DLPack "
                     "exchange table (__dlpack_c_exchange_api__)");
-    return false;
+    return nullptr;
   }
-  void* header = PyCapsule_GetPointer(capsule.get(), dlpack::kCapsuleName);
-  if (header == nullptr) return false;
+  if (PyCapsule_IsValid(capsule.get(), dlpack::kCapsuleName) == 0) {
+    PyErr_Format(
+        PyExc_RuntimeError,
+        "omni_tensor_key cannot read torch.Tensor.__dlpack_c_exchange_api__: it is %R, and not a capsule named "
+        "'%s'",
+        capsule.get(), dlpack::kCapsuleName);
+    return nullptr;
+  }
+  const void* header = PyCapsule_GetPointer(capsule.get(), dlpack::kCapsuleName);
   const dlpack::ExchangeApi* api = usable_table(static_cast<const dlpack::ExchangeHeader*>(header));
   if (api == nullptr) {
     PyErr_Format(PyExc_RuntimeError,
                  "omni_tensor_key knows DLPack's exchange table in major version %d only, and torch offers none with "
                  "the function it needs",
                  static_cast<int>(dlpack::kMajorVersion));
-    return false;
   }
-  torch.is_neg = PyUnicode_InternFromString("is_neg");
-  if (torch.is_neg == nullptr) return false;
+  return api;
+}
+
+bool find_torch_in(PyObject* module) {
+  const Ref nn = attribute(module, "nn");
+  const Ref c_module = attribute(module, "_C");
+  if (!nn || !c_module) return false;
+  Ref tensor = attribute(module, "Tensor");
+  Ref parameter = attribute(nn.get(), "Parameter");
+  Ref dtype = attribute(module, "dtype");
+  Ref device = attribute(module, "device");
+  Ref int8 = attribute(module, "int8");
+  Ref uint8 = attribute(module, "uint8");
+  Ref without_functions = attribute(c_module.get(), "DisableTorchFunction");
+  if (!tensor || !parameter || !dtype || !device || !int8 || !uint8 || !without_functions) return false;
+  Ref is_neg = attribute(tensor.get(), "is_neg");
+  const dlpack::ExchangeApi* api = is_neg ? find_table(tensor.get()) : nullptr;
+  if (api == nullptr) return false;
+  Ref mode_count = attribute(c_module.get(), "_len_torch_function_stack");
+  if (!mode_count) PyErr_Clear();
+  torch.int8 = int8.release();
+  torch.uint8 = uint8.release();
+  torch.is_neg = is_neg.release();
+  torch.mode_count = mode_count.release();
+  torch.without_functions = without_functions.release();
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.release());
   torch.parameter = reinterpret_cast<PyTypeObject*>(parameter.release());
   torch.dtype = reinterpret_cast<PyTypeObject*>(dtype.release());
@@ -54,6 +81,54 @@ bool find_torch_in(PyObject* module) {
 bool clear_producer_error() {
   if (PyErr_ExceptionMatches(PyExc_MemoryError)) return false;
   PyErr_Clear();
+  return true;
+}
+
+// While it lives, a torch function mode of the caller does not see what a tensor is asked: its Python code could free
+// storage that is about to be read. Where an error is set after construction, it was not possible.
+class WithoutModes {
+ public:
+  WithoutModes() {
+    if (torch.mode_count != nullptr) {
+      const Ref count = Ref::steal(PyObject_CallNoArgs(torch.mode_count));
+      if (!count || PyLong_AsLong(count.get()) == 0) return;
+    }
+    Ref manager = Ref::steal(PyObject_CallNoArgs(torch.without_functions));
+    const Ref entered = manager ? Ref::steal(PyObject_CallMethod(manager.get(), "__enter__", nullptr)) : Ref();
+    if (entered) manager_ = std::move(manager);
+  }
+  ~WithoutModes() {
+    if (!manager_) return;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    const Ref done = Ref::steal(PyObject_CallMethod(manager_.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
+    PyErr_Restore(type, value, traceback);
+  }
+  WithoutModes(const WithoutModes&) = delete;
+  WithoutModes& operator=(const WithoutModes&) = delete;
+
+ private:
+  Ref manager_;
+};
+
+// What the table does not tell of a tensor: it describes a lazily negated one as if it were not negated, and integers
+// of 1 to 7 bits as if they had 8. False with an error set. Lets other threads run.
+bool ask_tensor(PyObject* object, Reason& reason) {
+  const WithoutModes without_modes;
+  if (PyErr_Occurred() != nullptr) return false;
+  // Through the type: an instance may have an attribute of this name.
+  const Ref negated = Ref::steal(PyObject_CallFunctionObjArgs(torch.is_neg, object, nullptr));
+  if (!negated) return false;
+  if (negated.get() != Py_False) reason = Reason::kNegated;
+  return true;
+}
+
+bool has_whole_bytes(PyObject* object, bool& whole) {
+  const WithoutModes without_modes;
+  if (PyErr_Occurred() != nullptr) return false;
+  const Ref dtype = attribute(object, "dtype");
+  if (!dtype) return false;
+  whole = dtype.get() == torch.int8 || dtype.get() == torch.uint8;
   return true;
 }
 
@@ -81,27 +156,41 @@ Reason refusal_of(PyObject* object) {
   return subclass ? Reason::kSubclass : Reason::kNotATensor;
 }
 
-bool read_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason& reason) {
-  if (!find_torch()) return false;
-  if (!is_exact_tensor(object)) {
-    reason = refusal_of(object);
-    return true;
-  }
+bool view_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason& reason) {
   dlpack::Tensor description{};
   if (torch.api->dltensor_from_py_object_no_sync(object, &description) != 0) {
     reason = Reason::kUnexportable;
     return clear_producer_error();
   }
   reason = make_view(description, max_bytes, view);
+  return true;
+}
+
+bool read_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason& reason) {
+  if (!find_torch()) return false;
+  if (!is_exact_tensor(object)) {
+    reason = refusal_of(object);
+    return true;
+  }
+  if (!view_tensor(object, max_bytes, view, reason)) return false;
   if (reason != Reason::kNone || view.nbytes == 0) return true;
-  // The table describes a lazily negated tensor as if it were not negated.
-  const Ref negated = Ref::steal(PyObject_CallMethodObjArgs(object, torch.is_neg, nullptr));
-  if (!negated) {
+  bool whole = view.dtype.bits != 8 || view.dtype.code == dlpack::kBool;
+  if (!ask_tensor(object, reason) || (!whole && !has_whole_bytes(object, whole))) {
     reason = Reason::kUnexportable;
     return clear_producer_error();
   }
-  if (negated.get() != Py_False) reason = Reason::kNegated;
+  if (!whole) reason = Reason::kDtype;
   return true;
+}
+
+bool current_cuda_stream(int32_t device_id, void** stream, bool& known) {
+  known = torch.api != nullptr && torch.api->current_work_stream != nullptr;
+  if (!known || torch.api->current_work_stream(dlpack::kCuda, device_id, stream) == 0) return true;
+  if (PyErr_Occurred() == nullptr) {
+    PyErr_Format(PyExc_RuntimeError, "omni_tensor_key: torch could not tell the current stream of cuda:%d",
+                 static_cast<int>(device_id));
+  }
+  return false;
 }
 
 }  // namespace otk::py

@@ -61,7 +61,6 @@ PyObject* Walk::hash_tensor(PyObject* object) {
 }
 
 PyObject* Walk::hash_other(PyObject* object) {
-  pending.distrust_views();  // upstream's function may run anybody's code
   PyObject* value = PyObject_CallFunctionObjArgs(builder->hashable, object, nullptr);
   // A nested value that was refused has set its own reason: upstream came back here for it.
   if (value != nullptr && is_sentinel(value) && reason == Reason::kNone) reason = refusal_of(object);
@@ -69,8 +68,9 @@ PyObject* Walk::hash_other(PyObject* object) {
 }
 
 PyObject* Walk::hash_value(PyObject* object) {
-  if (is_exact_scalar(object)) return new_reference(object);
   if (is_exact_tensor(object)) return hash_tensor(object);
+  if (builder->tensors_only) return hash_other(object);
+  if (is_exact_scalar(object)) return new_reference(object);
   const PyTypeObject* type = Py_TYPE(object);
   if (type == &PyList_Type || type == &PyTuple_Type) return hash_sequence(object);
   return hash_other(object);

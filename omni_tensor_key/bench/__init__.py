@@ -1,6 +1,6 @@
 """What a cache key costs, measured on this machine: ``omni-tensor-key bench``."""
 
-from .run import run
-from .upstream import NoUpstream
+from .suite import run
+from .upstream import CannotMeasure
 
-__all__ = ["NoUpstream", "run"]
+__all__ = ["CannotMeasure", "run"]

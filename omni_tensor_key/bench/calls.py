@@ -1,4 +1,4 @@
-"""The calls that are timed: verl-omni's ``encode_prompt(prompt_ids=..., attention_mask=...)``, as each contender sees it."""
+"""The call that is timed, ``encode_prompt(prompt_ids=..., attention_mask=...)``, as each contender sees it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from ..settings import settings
+from ..settings import DEFAULT_MAX_BYTES, settings
 from .timing import Contender
 from .upstream import (
     OTHER_SIGNATURE,
     PLAIN_PATCHES,
     SIGNATURE,
+    CannotMeasure,
     Pipeline,
     active_copy,
     load_copy,
@@ -40,7 +41,7 @@ EXPLANATIONS = {
     "numpy + xxhash": "the same patch with the XXH3-128 digest in place of the bytes; a hit is not exact",
     "numpy + sha256": "the same patch with hashlib's SHA-256",
     "numpy + blake3": "the same patch with the blake3 package",
-    "torch.hash_tensor": "the same patch with torch.hash_tensor, a sum of 64 bits: not a content hash",
+    "torch.hash_tensor": "the same patch with torch.hash_tensor, which XORs the elements: not a content hash",
     OURS: "this extension: native binding, digest and content in the key",
     OURS_UPSTREAM_BINDING: "this extension for a signature without a native plan: upstream's own _build_key binds",
     OURS_LISTS: "this extension, IDs and mask as lists: upstream's own keys",
@@ -50,7 +51,7 @@ EXPLANATIONS = {
 _KEY = "build(signature, tag, (), arguments)"
 _KEY_TOLIST = "build(signature, tag, (), {name: tensor.tolist() for name, tensor in arguments.items()})"
 _CALL = "encode(**arguments)"
-_CALL_TOLIST = "encode(prompt_ids=ids.tolist(), attention_mask=mask.tolist())"
+_CALL_TOLIST = "encode(**{name: tensor.tolist() for name, tensor in arguments.items()})"
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,6 @@ class Prompt:
         """The call's arguments as lists."""
         return {"prompt_ids": self.ids.tolist(), "attention_mask": self.mask.tolist()}
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of content in both tensors."""
-        return self.ids.nbytes + self.mask.nbytes
-
 
 def make_prompt(batch: int, length: int, seed: int = 0) -> Prompt:
     """Draw IDs of shape [*batch*, *length*], int64, and a mask of ones."""
@@ -87,76 +83,73 @@ class Contenders:
     """Every way to key a call, each on its own copy of upstream's module."""
 
     def __init__(self) -> None:
-        self.plain = load_copy("plain")
-        self.active = active_copy()
-        self.patched = {name: patched_copy(read) for name, read in readers().items()}
+        patched = {name: patched_copy(read) for name, read in readers().items()}
+        plain, active = load_copy("plain"), active_copy()
+        self.plain, self.active = plain, active
+        self._modules = {LIST_PATH: plain, TOLIST: plain, BYPASS: plain}
+        self._modules |= {name: patched[name] for name in PLAIN_PATCHES if name in patched}
+        self._modules |= {OURS_UPSTREAM_BINDING: active, OURS: active, OURS_LISTS: active}
+        self.missing = [name for name in PLAIN_PATCHES if name not in patched]
 
     @property
-    def missing(self) -> list[str]:
-        """The plain patches that cannot be measured here."""
-        return [name for name in PLAIN_PATCHES if name not in self.patched]
+    def names(self) -> list[str]:
+        """All contenders but the call without a cache."""
+        return list(self._modules)
+
+    def key(self, name: str, prompt: Prompt) -> Contender:
+        """Return the statement with which one contender makes a key of *prompt*."""
+        names = {
+            "build": self._modules[name]._build_key,
+            "signature": OTHER_SIGNATURE if name == OURS_UPSTREAM_BINDING else SIGNATURE,
+            "tag": TAG,
+            "arguments": _arguments(name, prompt),
+        }
+        return Contender(_KEY_TOLIST if name == TOLIST else _KEY, names)
 
     def keys(self, prompt: Prompt) -> dict[str, Contender]:
         """Return, by name, the statements that make one key of *prompt*."""
-        plain, active = self.plain._build_key, self.active._build_key
-        tensors, lists = prompt.tensors, prompt.lists
-        return {
-            LIST_PATH: _key(_KEY, plain, lists),
-            TOLIST: _key(_KEY_TOLIST, plain, tensors),
-            BYPASS: _key(_KEY, plain, tensors),
-            **{name: _key(_KEY, module._build_key, tensors) for name, module in self._patches()},
-            OURS_UPSTREAM_BINDING: _key(_KEY, active, tensors, OTHER_SIGNATURE),
-            OURS: _key(_KEY, active, tensors),
-            OURS_LISTS: _key(_KEY, active, lists),
-        }
-
-    def _patches(self) -> list[tuple[str, Any]]:
-        return [(name, self.patched[name]) for name in PLAIN_PATCHES if name in self.patched]
+        return {name: self.key(name, prompt) for name in self.names}
 
     def check(self) -> None:
-        """Raise RuntimeError unless all make equal keys of equal calls, and all but upstream's bypass make one."""
+        """Raise CannotMeasure unless all make equal keys of equal calls, and all but upstream's bypass make one."""
+        if settings().max_bytes < DEFAULT_MAX_BYTES:
+            raise CannotMeasure(f"OMNI_TENSOR_KEY_MAX_BYTES is under the default, {DEFAULT_MAX_BYTES}")
         for name, contender in self.keys(make_prompt(1, 16)).items():
             first, second = (eval(contender.statement, dict(contender.names)) for _ in range(2))
             if first != second or (first is None) != (name == BYPASS):
-                raise RuntimeError(f"{name!r} makes no key of a prompt of 16 tokens; {settings()}")
+                raise CannotMeasure(f"{name!r} does not key a prompt of 16 tokens as it should")
 
     def hits(self, prompt: Prompt) -> dict[str, Contender]:
         """Return the wrapped calls that find *prompt* in a cache, and, to compare, those that have no cache to ask."""
         found = {}
-        for name, statement, module, arguments in self._wrapped(prompt):
-            encode, cache = cached(module, 1)
-            found[name] = Contender(
-                statement, {"encode": encode, "arguments": arguments, "ids": prompt.ids, "mask": prompt.mask}
-            )
+        for name in self._wrapped:
+            encode, cache = cached(self._modules.get(name), 1)
+            names = {"encode": encode, "arguments": _arguments(name, prompt)}
+            found[name] = Contender(_CALL_TOLIST if name == TOLIST else _CALL, names)
             for _ in range(2):
-                exec(statement, dict(found[name].names))
+                exec(found[name].statement, dict(names))
             if cache is not None and (cache.hits, cache.misses) != ((0, 0) if name == BYPASS else (1, 1)):
-                raise RuntimeError(f"{name!r} does not hit: {cache.stats()}; {settings()}")
+                raise CannotMeasure(f"{name!r} does not hit as it should: {cache.stats()}")
         return found
 
     def misses(self, first: Prompt, second: Prompt) -> dict[str, Contender]:
         """Return the wrapped calls that never hit: two prompts in turn through a cache of one entry."""
         found = {}
-        others = self._wrapped(second)
-        for (name, statement, module, arguments), (_, _, _, other) in zip(self._wrapped(first), others, strict=True):
-            if name == TOLIST:  # a key of lists once they are made; see the table of keys for what making them costs
-                continue
-            names = {"encode": cached(module, 1)[0], "arguments": arguments, "other": other}
-            found[name] = Contender(f"{statement}; encode(**other)", names, parts=2)
+        for name in self._wrapped:
+            names = {"encode": cached(self._modules.get(name), 1)[0]}
+            names |= {"arguments": _arguments(name, first), "other": _arguments(name, second)}
+            call = _CALL_TOLIST if name == TOLIST else _CALL
+            found[name] = Contender(f"{call}; {call.replace('arguments', 'other')}", names, parts=2)
         return found
 
-    def _wrapped(self, prompt: Prompt) -> list[tuple[str, str, Any, dict[str, Any]]]:
-        """Return (name, statement, module, arguments) for each contender; no module stands for no cache."""
-        tensors, lists = prompt.tensors, prompt.lists
-        return [
-            (BARE, _CALL, None, tensors),
-            (LIST_PATH, _CALL, self.plain, lists),
-            (TOLIST, _CALL_TOLIST, self.plain, tensors),
-            (BYPASS, _CALL, self.plain, tensors),
-            *((name, _CALL, module, tensors) for name, module in self._patches()),
-            (OURS, _CALL, self.active, tensors),
-            (OURS_LISTS, _CALL, self.active, lists),
-        ]
+    @property
+    def _wrapped(self) -> list[str]:
+        # The wrapper takes its signature from the function, so there is no second binding to compare.
+        return [BARE, *(name for name in self.names if name != OURS_UPSTREAM_BINDING)]
+
+
+def _arguments(name: str, prompt: Prompt) -> dict[str, Any]:
+    return prompt.lists if name in (LIST_PATH, OURS_LISTS) else prompt.tensors
 
 
 def cached(module: Any, entries: int) -> tuple[Any, Any]:
@@ -164,7 +157,3 @@ def cached(module: Any, entries: int) -> tuple[Any, Any]:
     pipeline = Pipeline()
     cache = module and module.install_prompt_embed_cache(pipeline, max_size=entries, model_tag=TAG)
     return pipeline.encode_prompt, cache
-
-
-def _key(statement: str, build: Any, arguments: dict[str, Any], signature: Any = SIGNATURE) -> Contender:
-    return Contender(statement, {"build": build, "signature": signature, "tag": TAG, "arguments": arguments})

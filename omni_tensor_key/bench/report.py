@@ -21,7 +21,7 @@ from .targets import Target
 from .timing import Effort
 
 SCHEMA = 1
-_PER_UNIT = {"µs": 1000.0}  # of what a Sample holds; other units are as measured
+_SCALES = {"ns": 1.0, "µs": 1e3, "ms": 1e6}  # a Sample of time is in nanoseconds
 _PACKAGES = ("omni-tensor-key", "vllm-omni", "torch", "numpy", "xxhash", "blake3")
 
 LIMITS = (
@@ -51,7 +51,7 @@ class Report:
         found = {"Python": f"{platform.python_implementation()} {platform.python_version()}"}
         found |= {name: _version(name) for name in _PACKAGES}
         found["backend"] = backend.DESCRIPTION
-        found["limit per tensor"] = f"{settings().max_bytes:,} bytes"
+        found["settings"] = ", ".join(f"{name} {value}" for name, value in asdict(settings()).items())
         found["CPU"] = f"{_cpu_model()}, {os.cpu_count()} cores visible"
         found["governor"] = _governor()
         found["system"] = platform.platform()
@@ -82,6 +82,8 @@ class Report:
         _print_list(console, "Environment", [f"{name}: {value}" for name, value in self.environment.items()])
         _print_list(console, "Contenders", [f"{name}: {what}" for name, what in EXPLANATIONS.items()])
         for table in self.tables:
+            kind = "" if table.unit == "bytes" else ", least (median)"
+            console.print(f"{table.title}: {table.unit}{kind}", style="bold", highlight=False)
             console.print(_as_rich(table))
             for note in table.notes:
                 console.print(f"  {note}", highlight=False, style="dim")
@@ -89,11 +91,12 @@ class Report:
         for name in self.missing:
             console.print(f"Not measured, because its package is missing: {name}.", highlight=False)
         _print_list(console, "To read off", self.readings)
+        console.print("Targets, from the least times of this run", style="bold")
         console.print(_targets_as_rich(self.targets))
 
 
 def _table_as_json(table: Table) -> dict[str, Any]:
-    stored = "ns" if table.unit in ("ns", "µs") else table.unit
+    stored = "ns" if table.unit in _SCALES else table.unit
     rows = {name: [sample and asdict(sample) for sample in cells] for name, cells in table.rows.items()}
     return {"title": table.title, "unit": stored, "columns": table.columns, "rows": rows, "notes": table.notes}
 
@@ -106,12 +109,11 @@ def _print_list(console: Console, heading: str, lines: Any) -> None:
 
 
 def _as_rich(table: Table) -> RichTable:
-    title = f"{table.title}: {table.unit}" + ("" if table.unit == "bytes" else ", least (median)")
-    rich = RichTable(title=title, title_justify="left")
+    rich = RichTable()
     rich.add_column(table.heading)
     for column in table.columns:
         rich.add_column(column, justify="right")
-    scale = _PER_UNIT.get(table.unit, 1.0)
+    scale = _SCALES.get(table.unit, 1.0)
     for name, cells in table.rows.items():
         texts = ["-"] * len(cells)
         for i, sample in enumerate(cells):
@@ -123,7 +125,7 @@ def _as_rich(table: Table) -> RichTable:
 
 
 def _targets_as_rich(targets: list[Target]) -> RichTable:
-    rich = RichTable(title="Targets, from the least times of this run", title_justify="left")
+    rich = RichTable()
     rich.add_column("figure")
     rich.add_column("target", justify="right")
     rich.add_column("measured", justify="right")
@@ -138,7 +140,7 @@ def _targets_as_rich(targets: list[Target]) -> RichTable:
 
 
 def _number(value: float) -> str:
-    """Three significant digits, in full: 0.0412, 1.94, 255, 16,400 becomes 16,384."""
+    """Write three digits, or all before the point: 0.04, 1.94, 19.4, 16,384."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import tracemalloc
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from .. import _core
 from ..key import tensor_key
-from .calls import BARE, BYPASS, LIST_PATH, OURS, Contenders, Prompt, cached, make_prompt
+from .calls import BARE, BYPASS, LIST_PATH, OURS, Contenders, cached, make_prompt
 from .timing import Contender, Effort, Sample, compete
 
 HEADLINE = 1024  # tokens
@@ -74,7 +73,9 @@ def call_tables(contenders: Contenders, effort: Effort, lengths: Sequence[int]) 
         hit.add(compete(contenders.hits(make_prompt(1, length)), effort))
         miss.add(compete(contenders.misses(make_prompt(1, length, 1), make_prompt(1, length, 2)), effort))
     hit.notes.append(f"The encoder costs nothing here; '{BARE}' is the call without a wrapper, '{BYPASS}' never hits.")
-    miss.notes.append("Key, lookup, insertion and the eviction of another entry: a cache of one entry, prompts in turn.")
+    miss.notes.append(
+        "Key, lookup, insertion and the eviction of another entry: a cache of one entry, prompts in turn."
+    )
     return [hit, miss]
 
 
@@ -102,7 +103,7 @@ def memory_table(contenders: Contenders, entries: int) -> Table:
     """Measure what a key holds when the call's arguments are gone, and the peak while it is made."""
     columns = [f"{length:,} tokens, {what}" for length in MEMORY_LENGTHS for what in ("held", "peak")]
     table = _new("memory", "Memory of one key", "bytes", "contender", columns)
-    names = [name for name in contenders.keys(make_prompt(1, 16)) if name != BYPASS]
+    names = [name for name in contenders.names if name != BYPASS]
     for length in MEMORY_LENGTHS:
         count = max(4, entries * MEMORY_LENGTHS[0] // length)
         held, peak = {}, {}
@@ -112,7 +113,7 @@ def memory_table(contenders: Contenders, entries: int) -> Table:
         table.add(peak)
     table.notes += [
         "By tracemalloc. The content of both tensors is 16 bytes a token.",
-        "Held: by one of many keys, when the calls' arguments are gone; a key of lists keeps the integers of the lists.",
+        "Held: by one of many keys, once the arguments are gone; a key of lists keeps the integers of the lists.",
         "Peak: while one key is made, without the arguments that the caller holds.",
     ]
     return table
@@ -120,7 +121,7 @@ def memory_table(contenders: Contenders, entries: int) -> Table:
 
 def _memory(contenders: Contenders, name: str, length: int, count: int) -> tuple[Sample, Sample]:
     def make(seed: int) -> tuple[Any, int]:
-        contender = contenders.keys(make_prompt(1, length, seed))[name]
+        contender = contenders.key(name, make_prompt(1, length, seed))
         code = compile(contender.statement, "<key>", "eval")
         tracemalloc.reset_peak()
         start = tracemalloc.get_traced_memory()[0]
@@ -134,7 +135,6 @@ def _memory(contenders: Contenders, name: str, length: int, count: int) -> tuple
         peak = 0
         for seed in range(count):
             keys[seed], peak = make(seed)
-        gc.collect()
         held = (tracemalloc.get_traced_memory()[0] - before) / count
     finally:
         tracemalloc.stop()
@@ -157,7 +157,7 @@ def digest_table(effort: Effort) -> Table:
             names = {"digest": xxhash.xxh3_128_digest, "data": data}
             statements[f"xxhash package (library {xxhash.XXHASH_VERSION})"] = Contender("digest(data)", names)
         except ImportError:
-            table.notes.append("The xxhash package is not installed.")
+            table.notes = ["The xxhash package is not installed."]
         table.add(compete(statements, effort))
     table.notes.append("The column 0 B is what the call itself costs.")
     return table

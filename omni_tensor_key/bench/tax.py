@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -17,26 +17,26 @@ from .timing import Contender, Effort, Sample, compete
 
 INACTIVE = "without the extension"
 ACTIVE = "with the extension"
+BOTH = "both"
+ELAPSED = "elapsed"
 
-# Each fork starts from a process that has torch, as every process of vLLM-Omni has, and nothing of this package.
+# Torch first, as in every process of vLLM-Omni. Not in forks of one process: there, copied pages would be timed too.
 _PROBE = """
-import json, os, sys, time
+import json, sys, time
 import torch
-
-def probe():
-    start = time.perf_counter_ns()
-    from omni_tensor_key.plugin import register
-    register()
-    took = time.perf_counter_ns() - start
-    diffusion = any(name.startswith("vllm_omni.diffusion") for name in sys.modules)
-    return {"ns": took, "diffusion": diffusion, "cuda": torch.cuda.is_initialized()}
-
-for _ in range(int(sys.argv[1])):
-    sys.stdout.flush()
-    if os.fork() == 0:
-        print(json.dumps(probe()), flush=True)
-        os._exit(0)
-    os.wait()
+clocks = time.perf_counter_ns, time.process_time_ns
+start = [clock() for clock in clocks]
+from omni_tensor_key.plugin import register
+imported = [clock() for clock in clocks]
+register()
+end = [clock() for clock in clocks]
+print(json.dumps({
+    "import": [b - a for a, b in zip(start, imported)],
+    "entry point": [b - a for a, b in zip(imported, end)],
+    "both": [b - a for a, b in zip(start, end)],
+    "diffusion": any(name.startswith("vllm_omni.diffusion") for name in sys.modules),
+    "cuda": torch.cuda.is_initialized(),
+}))
 """
 
 
@@ -67,23 +67,18 @@ def _call(module: Any, arguments: dict[str, Any]) -> Contender:
     return Contender("encode(**arguments)", {"encode": cached(module, 1)[0], "arguments": arguments})
 
 
-class Activation(NamedTuple):
-    """The plugin's import and entry point in processes that never import the cache."""
-
-    sample: Sample
-    imports_diffusion: bool
-    initializes_cuda: bool
-
-
-def measure_activation(forks: int) -> Activation:
-    """Run the entry point in *forks* fresh processes."""
-    command = [sys.executable, "-c", _PROBE, str(forks)]
+def activation_table(processes: int) -> Table:
+    """Time the plugin's import and entry point in new processes that never import the cache."""
     environment = {**os.environ, "OMNI_TENSOR_KEY": "1"}
-    output = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-    probes = [json.loads(line) for line in output.splitlines()]
-    times = [float(probe["ns"]) for probe in probes]
-    return Activation(
-        Sample(min(times), median(times)),
-        any(probe["diffusion"] for probe in probes),
-        any(probe["cuda"] for probe in probes),
-    )
+    command = [sys.executable, "-c", _PROBE]
+    runs = [subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment) for _ in range(processes)]
+    probes = [json.loads(run.stdout.splitlines()[-1]) for run in runs]
+    title = "The plugin in a process that never imports the cache"
+    table = Table("activation", title, "ms", "what", [ELAPSED, "processor time"])
+    for part in ("import", "entry point", BOTH):
+        by_clock = zip(*(probe[part] for probe in probes), strict=True)
+        table.rows[part] = [Sample(min(times), median(times)) for times in by_clock]
+    diffusion = "imported" if any(probe["diffusion"] for probe in probes) else "not imported"
+    cuda = "initialized" if any(probe["cuda"] for probe in probes) else "not initialized"
+    table.notes.append(f"vllm_omni.diffusion: {diffusion}; CUDA: {cuda}. Torch is imported before the clock starts.")
+    return table

@@ -42,14 +42,17 @@ class Effort:
     seconds: float
 
 
-FULL = Effort(repeats=30, seconds=0.004)
+FULL = Effort(repeats=100, seconds=0.001)  # short: a repeat that nothing interrupts is the one that counts
 QUICK = Effort(repeats=3, seconds=0.0002)
 
 
 def _calibrate(timer: timeit.Timer, seconds: float) -> int:
-    """Return how often the statement has to run to fill *seconds*."""
+    """Return how often the statement has to run to fill *seconds*.
+
+    By the least of some times: after an interruption that counted, a repeat would be a few runs with cold caches.
+    """
     number = 1
-    while (elapsed := timer.timeit(number)) < seconds / 4:
+    while (elapsed := min(timer.repeat(5, number))) < seconds / 4:
         number *= 4
     return max(1, round(number * seconds / elapsed))
 

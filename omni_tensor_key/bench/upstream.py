@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from ..contract import MODULE
+from ..contract import MODULE, ContractMismatch
 from ..upstream import CacheDoor
 
 
-class NoUpstream(Exception):  # noqa: N818 - a finding, not a failure
-    """There is no prompt-embedding cache to measure; the text says why."""
+class CannotMeasure(Exception):
+    """Figures would be missing or wrong; the text says why."""
 
 
 def load_copy(name: str) -> Any:
@@ -31,7 +31,7 @@ def load_copy(name: str) -> Any:
         path = Path(place, "diffusion", "cache", "prompt_embed_cache.py")
         if path.is_file():
             return _execute(f"omni_tensor_key_bench_{name}", path)
-    raise NoUpstream(f"no {MODULE} is installed; vllm-omni 0.22 is the first release with one")
+    raise CannotMeasure(f"no {MODULE} is installed; vllm-omni 0.22 is the first release with one")
 
 
 def _execute(name: str, path: Path) -> types.ModuleType:
@@ -44,7 +44,7 @@ def _execute(name: str, path: Path) -> types.ModuleType:
     return module
 
 
-class Pipeline(torch.nn.Module):
+class Pipeline(torch.nn.Module):  # type: ignore[misc]
     """A pipeline with the parts and the ``encode_prompt`` of verl-omni's adapters, whose encoder costs nothing."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ PLAIN_PATCHES = ("bytes in the key", "numpy + xxhash", "numpy + sha256", "numpy 
 
 
 def patched_copy(read: Reader) -> Any:
-    """Return a copy whose `_hashable` also takes tensors: dtype, shape, device and what *read* makes of the elements."""
+    """Return a copy whose `_hashable` also takes tensors, by dtype, shape, device and what *read* makes of them."""
     module = load_copy("patched")
     upstreams = module._hashable
 
@@ -129,5 +129,8 @@ def patched_copy(read: Reader) -> Any:
 def active_copy() -> Any:
     """Return a copy with this package's replacements in place."""
     module = load_copy("active")
-    CacheDoor(module)
+    try:
+        CacheDoor(module)
+    except ContractMismatch as mismatch:
+        raise CannotMeasure(f"this package does not know this vllm-omni: {mismatch}") from mismatch
     return module

@@ -171,10 +171,13 @@ def test_a_key_builder_gives_its_references_back() -> None:
 
 def test_a_key_builder_in_a_cycle_is_collected() -> None:
     class Holder:
-        pass
+        def __init__(self) -> None:
+            self.builder = _core.KeyBuilder(self.hashable, self.hashable, self, (), to_host, LIMIT)
+
+        def hashable(self, *args: object) -> None:
+            return None
 
     holder = Holder()
-    holder.builder = _core.KeyBuilder(lambda v: holder, lambda *a: None, holder, (), to_host, LIMIT)  # type: ignore[attr-defined]
     gone = weakref.ref(holder)
     del holder
     gc.collect()

@@ -97,7 +97,6 @@ with Resizing():
 """
 
 
-@pytest.mark.xfail(strict=True, reason="defect: is_neg() can run Python code, and tensor_keys() trusts its views after it")
 def test_a_storage_that_is_freed_while_its_key_is_made(run_python: RunPython) -> None:
     """Asking a tensor for is_neg() goes through the caller's TorchFunctionMode, which may do anything."""
     result = run_python(RESIZE_WHILE_KEYING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import pickle
 import struct
 from collections.abc import Callable
@@ -109,8 +110,7 @@ def test_the_empty_prompt_has_a_key() -> None:
 )
 def test_what_differs_is_not_equal(a: torch.Tensor, b: torch.Tensor) -> None:
     key, other = tensor_key(a), tensor_key(b)
-    assert key != other
-    assert not key == other
+    assert (operator.eq(key, other), operator.ne(key, other)) == (False, True)
     assert hash(key) != hash(other)
     assert reference_key(a) != reference_key(b)
     assert {key: "a"}.get(other) is None
@@ -137,8 +137,7 @@ def test_equal_tensors_have_equal_keys_wherever_they_live() -> None:
     key = tensor_key(ids)
     for same in (ids.clone(), torch.nn.Parameter(ids, requires_grad=False), torch.inference_mode()(ids.clone)()):
         other = tensor_key(same)
-        assert key == other
-        assert not key != other
+        assert (operator.eq(key, other), operator.ne(key, other)) == (True, False)
         assert hash(key) == hash(other)
         assert {key: "value"}[other] == "value"
 
@@ -154,11 +153,9 @@ def test_a_parameter_without_elements_has_the_key_of_its_tensor() -> None:
 )
 def test_a_key_equals_nothing_but_a_key(other: object) -> None:
     key = tensor_key(torch.tensor([1, 2, 3]))
-    assert key != other
-    assert not key == other
-    for lookalike in (key.digest, key.hexdigest, hash(key), reference_key(torch.tensor([1, 2, 3]))):
-        assert key != lookalike
-        assert not lookalike == key
+    for lookalike in (other, key.digest, key.hexdigest, hash(key), reference_key(torch.tensor([1, 2, 3]))):
+        assert (operator.eq(key, lookalike), operator.ne(key, lookalike)) == (False, True)
+        assert (operator.eq(lookalike, key), operator.ne(lookalike, key)) == (False, True)
 
 
 def test_content_decides_after_an_edit_in_place() -> None:
@@ -193,7 +190,12 @@ def test_keys_are_immutable(name: str) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [TensorKey, lambda: TensorKey.__new__(TensorKey), lambda: object.__new__(TensorKey), lambda: type("K", (TensorKey,), {})],
+    [
+        TensorKey,
+        lambda: TensorKey.__new__(TensorKey),
+        lambda: object.__new__(TensorKey),
+        lambda: type("K", (TensorKey,), {}),
+    ],
     ids=["call", "__new__", "object.__new__", "subclass"],
 )
 def test_only_the_api_makes_keys(make: Callable[[], Any]) -> None:
@@ -201,13 +203,11 @@ def test_only_the_api_makes_keys(make: Callable[[], Any]) -> None:
         make()
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda key: pickle.loads(pickle.dumps(key))])
-def test_a_key_is_not_copied_into_something_else(duplicate: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_key_is_neither_copied_nor_pickled(duplicate: Callable[[Any], Any]) -> None:
     key = tensor_key(torch.tensor([1, 2, 3]))
-    try:
-        assert duplicate(key) == key
-    except TypeError:
-        pass  # no copies at all is right too
+    with pytest.raises(TypeError, match="cannot pickle"):
+        duplicate(key)
 
 
 def test_keys_have_no_order() -> None:

@@ -82,7 +82,7 @@ def _serve() -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the imports print is no reply
     import torch  # noqa: F401
-    import vllm_omni.diffusion.cache
+    import vllm_omni.diffusion.data  # most of what the cache module needs
     import vllm_omni.plugins  # noqa: F401
 
     assert CACHE not in sys.modules
@@ -105,6 +105,7 @@ def _serve() -> None:
                 os._exit(status)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         print(status, file=replies, flush=True)
+    os._exit(0)  # an orderly end takes seconds
 
 
 if __name__ == "__main__":

@@ -101,10 +101,9 @@ scalar_subclasses = (
     | st.sampled_from([Level.LOW, Level.HIGH, Flag.A | Flag.B, Colour.RED])
 )
 
-torch_constants = st.sampled_from(
-    [torch.device("cpu"), torch.device("cuda"), torch.device("cuda:1"), torch.device("meta")]
-    + [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn]
-)
+devices = st.sampled_from([torch.device("cpu"), torch.device("cuda"), torch.device("cuda:1"), torch.device("meta")])
+dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn])
+torch_constants = devices | dtypes
 
 numpy_scalars = (
     st.builds(np.int64, st.integers(-(2**63), 2**63 - 1))
@@ -161,8 +160,8 @@ keys = exact_scalars | scalar_subclasses | st.tuples(integers, text) | st.builds
 
 
 def _containers(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    lists = st.lists(values, max_size=5)
-    dicts = st.dictionaries(keys, values, max_size=4)
+    lists = st.lists(values, max_size=4)
+    dicts = st.dictionaries(keys, values, max_size=3)
 
     def zero_dimensional(value: Any) -> np.ndarray[Any, Any]:
         array = np.empty((), dtype=object)
@@ -188,5 +187,5 @@ def _containers(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 keyable = exact_scalars | scalar_subclasses | torch_constants
 # Mostly what has a key: one refusal anywhere makes the whole value refused.
 leaves = st.one_of(*[keyable] * 8, numpy_scalars, others)
-nested = st.recursive(keyable, _containers, max_leaves=12)
-anything = st.recursive(leaves, _containers, max_leaves=12)
+nested = st.recursive(keyable, _containers, max_leaves=8)
+anything = st.recursive(leaves, _containers, max_leaves=8)

@@ -16,6 +16,9 @@ from vllm_omni.diffusion.cache import prompt_embed_cache as upstream
 
 from omni_tensor_key import TensorKey
 
+# What upstream's module and class hold before anything is replaced.
+ORIGINALS = dict(vars(upstream)), dict(vars(upstream.PromptEmbedCache))
+
 SEED = int(os.environ.get("OMNI_TENSOR_KEY_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
 
 
@@ -39,6 +42,15 @@ def pristine() -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def untouched() -> bool:
+    """Whether every attribute of upstream's module and class is upstream's own object."""
+    now = vars(upstream), vars(upstream.PromptEmbedCache)
+    return all(
+        list(mine) == list(theirs) and all(mine[name] is theirs[name] for name in mine)
+        for mine, theirs in zip(now, ORIGINALS, strict=True)
+    )
 
 
 def same(a: Any, b: Any) -> bool:
@@ -102,7 +114,7 @@ class Pipeline:
         condition_images: Any = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.runs += 1
-        ids = torch.as_tensor(prompt_ids, device="cpu").long().remainder(4096)
+        ids = torch.atleast_1d(torch.as_tensor(prompt_ids, device="cpu")).long().remainder(4096)
         mask = torch.ones_like(ids) if attention_mask is None else torch.as_tensor(attention_mask, device="cpu").long()
         embeds = self.table[ids] * mask.unsqueeze(-1)
         embeds = embeds[..., :max_sequence_length, :]

@@ -25,7 +25,7 @@ from .tables import (
     memory_table,
 )
 from .targets import BYTES_A_TOKEN, readings, targets
-from .tax import measure_activation, tax_table
+from .tax import activation_table, tax_table
 from .timing import FULL, QUICK, Sample, one_core
 
 _QUICK_LENGTHS = (16, 256, HEADLINE)
@@ -34,7 +34,7 @@ _QUICK_LENGTHS = (16, 256, HEADLINE)
 def run(console: Console, *, quick: bool = False, json_file: Path | None = None, chart: str | None = None) -> None:
     """Measure, print the tables, and write JSON and the chart where asked to.
 
-    Raises NoUpstream where there is no prompt-embedding cache to measure.
+    Raises CannotMeasure where there is no prompt-embedding cache, or none that this package knows.
     """
     report = measure(console, quick=quick)
     report.print(console)
@@ -57,32 +57,32 @@ def measure(console: Console, *, quick: bool = False) -> Report:
     contenders = Contenders()
     contenders.check()
     jobs: list[Callable[[], list[Table]]] = [
-        lambda: key_tables(contenders, effort, lengths),
+        lambda: _with_per_byte(key_tables(contenders, effort, lengths)),
         lambda: call_tables(contenders, effort, lengths),
         lambda: [entries_table(contenders, effort, ENTRIES[:2] if quick else ENTRIES)],
         lambda: [memory_table(contenders, 20 if quick else 1000)],
         lambda: [digest_table(effort), equality_table(effort)],
-        lambda: [tax_table(contenders, effort)],
+        lambda: [tax_table(contenders, effort), activation_table(processes=1 if quick else 7)],
     ]
     load = _load()
     tables: dict[str, Table] = {}
     with one_core() as pinning, Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         for job in progress.track(jobs, description="measuring"):
             tables |= {table.name: table for table in job()}
-        activation = measure_activation(forks=3 if quick else 15)
     return Report(
         effort,
         pinning,
         (load, _load()),
-        [*tables.values(), _per_byte(tables["key"])],
-        list(targets(tables, activation)),
-        list(readings(tables, activation)),
+        list(tables.values()),
+        list(targets(tables)),
+        list(readings(tables)),
         contenders.missing,
     )
 
 
-def _per_byte(key: Table) -> Table:
-    """Divide the times of one key by the bytes of content in the call."""
+def _with_per_byte(tables: list[Table]) -> list[Table]:
+    """Add a table of the times of one key, divided by the bytes of content in the call."""
+    key = tables[0]
     sizes = [int(column.replace(",", "")) * BYTES_A_TOKEN for column in key.columns]
     rows: dict[str, list[Sample | None]] = {
         name: [s and Sample(s.least / n, s.median / n) for s, n in zip(cells, sizes, strict=True)]
@@ -90,7 +90,7 @@ def _per_byte(key: Table) -> Table:
         if name != BYPASS
     }
     title = "One key, for each byte of content, by tokens in the prompt (batch 1)"
-    return replace(key, name="key_per_byte", title=title, unit="ns", rows=rows, notes=[])
+    return [*tables, replace(key, name="key_per_byte", title=title, unit="ns", rows=rows, notes=[])]
 
 
 def _load() -> str:

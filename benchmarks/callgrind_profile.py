@@ -1,0 +1,77 @@
+"""Callgrind's output files: what each function cost, with all it called.
+
+The format is in valgrind's manual ("Callgrind Format Specification"). Of it, this reads names, which are written once
+with a number and then by number alone, the cost lines, and the calls, whose next line has the cost of all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+_NAME = re.compile(r"^(c?fn)=\((\d+)\)(?: (.*))?$")
+_COST = re.compile(r"^[+\-*\d]\S* (\d+)$")
+_TRIGGER = "desc: Trigger: Client Request: "
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Instructions: all of them, and by caller and callee those of the calls."""
+
+    total: int
+    calls: Counter[tuple[str, str]]
+
+    def inclusive(self, callee: str, caller: str = "") -> int:
+        """Return what the calls of *callee* cost, or those by *caller* alone.
+
+        Both are names up to their parameters, or further. Raises KeyError if no call was counted.
+        """
+        found = [
+            count for (by, to), count in self.calls.items() if to.startswith(callee) and by.startswith(caller) and count
+        ]
+        if not found:
+            raise KeyError(f"no call of {callee} was counted: was it renamed or inlined?")
+        return sum(found)
+
+    def __sub__(self, other: Profile) -> Profile:
+        """Return what the longer run counted more than the shorter one."""
+        calls = Counter(self.calls)
+        calls.subtract(other.calls)
+        return Profile(self.total - other.total, calls)
+
+
+def read_profiles(folder: Path) -> dict[str, Profile]:
+    """Return the dumps in *folder* by the name that they were asked for with."""
+    found = {}
+    for path in sorted(folder.glob("out.*")):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        for line in lines:
+            if line.startswith(_TRIGGER):
+                found[line.removeprefix(_TRIGGER)] = _parse(lines)
+                break
+    return found
+
+
+def _parse(lines: list[str]) -> Profile:
+    names: dict[str, str] = {}
+    calls: Counter[tuple[str, str]] = Counter()
+    total = 0
+    function = callee = ""  # a callee is named before the cost of its calls, and not otherwise
+    for line in lines:
+        if match := _NAME.match(line):
+            kind, number, name = match.groups()
+            if name is not None:
+                names[number] = name
+            if kind == "fn":
+                function = names[number]
+            else:
+                callee = names[number]
+        elif match := _COST.match(line):
+            if callee:
+                calls[function, callee] += int(match.group(1))
+                callee = ""
+            else:
+                total += int(match.group(1))
+    return Profile(total, calls)

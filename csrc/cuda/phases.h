@@ -1,0 +1,173 @@
+// XXH3-128 of a strided tensor by the threads of one CUDA block: the algorithm, without a line of CUDA.
+//
+// XXH3's accumulators are sums between two scrambles, which are 1,024 bytes apart. So the contributions of a block of
+// 1,024 bytes are added up in any order, all blocks at once, and only a short walk over the blocks' sums is serial.
+//
+// The work is cut into phases. All threads must have ended a phase before one begins the next, and within a phase no
+// thread reads what another one writes. The kernel puts a barrier between two phases; on the host a loop over the
+// threads runs each phase, in any order of the threads.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "../xxh3.h"
+#include "gather.h"
+#include "request.h"
+
+namespace otk::cuda {
+
+constexpr uint32_t kWarp = 32;
+constexpr uint32_t kBlock = xxh3::kBlock;
+constexpr uint32_t kStripe = xxh3::kStripe;
+constexpr uint32_t kStripes = xxh3::kStripesPerBlock;
+constexpr uint32_t kLanes = xxh3::kLanes;
+constexpr uint32_t kParts = 4;  // threads that share the 16 stripes of one block and lane
+constexpr uint32_t kTileBlocks = 32;
+constexpr uint32_t kTile = kTileBlocks * kBlock;  // bytes that are worked on at a time
+
+// The memory that the threads of a block share. Nothing in it is set before the first phase.
+struct Shared {
+  alignas(16) uint8_t tile[kTile + kStripe];
+  uint64_t sums[kTileBlocks][kParts][kLanes];
+  uint64_t last[kLanes];  // contributions of the content's last stripe
+  uint64_t acc[kLanes];
+  uint64_t secret[xxh3::kSecretSize / 8];  // the constant cache serves one address at a time, this memory any
+};
+static_assert(sizeof(Shared) <= 48 * 1024, "what a kernel gets without asking for more");
+
+// A part of the content. The last tile is up to 63 bytes longer than the others, so that the content's last stripe,
+// which may begin before its last block, is never split.
+struct Tile {
+  uint64_t start;
+  uint32_t size;
+  uint32_t full_blocks;   // blocks that end in a scramble
+  uint32_t rest_stripes;  // whole stripes after them, without the content's last one
+  bool last;
+};
+
+OTK_HD uint32_t tile_count(uint64_t nbytes) {
+  return nbytes < kStripe ? 1 : static_cast<uint32_t>((nbytes - kStripe) / kTile) + 1;
+}
+
+OTK_HD Tile tile_at(uint64_t nbytes, uint32_t index) {
+  Tile tile{uint64_t{index} * kTile, kTile, kTileBlocks, 0, false};
+  if (index + 1 < tile_count(nbytes)) return tile;
+  tile.last = true;
+  tile.size = static_cast<uint32_t>(nbytes - tile.start);
+  tile.full_blocks = (tile.size - 1) / kBlock;
+  tile.rest_stripes = (tile.size - 1 - tile.full_blocks * kBlock) / kStripe;
+  return tile;
+}
+
+// Copies a tile to where the host reads it.
+OTK_HD void write_out(const Request& request, const Tile& tile, uint32_t thread, uint32_t threads,
+                      const Shared& shared) {
+  const uint32_t chunks = (tile.size + kMaxUnit - 1) / kMaxUnit;
+  OTK_NO_UNROLL
+  for (uint32_t i = thread; i < chunks; i += threads) {
+    store(request.content + tile.start + kMaxUnit * i, load<Chunk>(shared.tile + kMaxUnit * i));
+  }
+}
+
+// What one stripe adds to a lane. `own` and `other` are the stripe's words of that lane and of its neighbour.
+OTK_HD uint64_t contribution(uint64_t own, uint64_t other, uint64_t secret) {
+  const uint64_t key = own ^ secret;
+  return other + uint64_t{static_cast<uint32_t>(key)} * (key >> 32);
+}
+
+// Adds up a tile's contributions, by block, lane and part.
+OTK_HD void sum_stripes(const Tile& tile, uint32_t thread, uint32_t threads, Shared& shared) {
+  const uint32_t blocks = tile.full_blocks + (tile.rest_stripes > 0 ? 1 : 0);
+  OTK_NO_UNROLL
+  for (uint32_t i = thread; i < blocks * kParts * kLanes; i += threads) {
+    const uint32_t lane = i % kLanes;
+    const uint32_t part = i / kLanes % kParts;
+    const uint32_t block = i / (kLanes * kParts);
+    const uint32_t limit = block < tile.full_blocks ? kStripes : tile.rest_stripes;
+    uint64_t sum = 0;
+    for (uint32_t j = 0; j < kStripes / kParts; ++j) {
+      const uint32_t stripe = part + kParts * j;  // neighbouring threads read neighbouring words
+      const uint8_t* words = shared.tile + block * kBlock + stripe * kStripe;
+      if (stripe < limit) {
+        sum += contribution(load<uint64_t>(words + 8 * lane), load<uint64_t>(words + 8 * (lane ^ 1)),
+                            shared.secret[stripe + lane]);
+      }
+    }
+    shared.sums[block][part][lane] = sum;
+  }
+  // By threads that have the least to do above.
+  const uint32_t lane = threads - 1 - thread;
+  if (tile.last && lane < kLanes) {
+    const uint8_t* words = shared.tile + tile.size - kStripe;  // at any address
+    const uint8_t* secret = xxh3::secret() + xxh3::kLastStripeSecret;
+    shared.last[lane] = contribution(xxh3::read64(words + 8 * lane), xxh3::read64(words + 8 * (lane ^ 1)),
+                                     xxh3::read64(secret + 8 * lane));
+  }
+}
+
+OTK_HD uint64_t block_sum(const Shared& shared, uint32_t block, uint32_t lane) {
+  uint64_t sum = 0;
+  for (uint32_t part = 0; part < kParts; ++part) sum += shared.sums[block][part][lane];
+  return sum;
+}
+
+// The serial rest: one lane through the blocks of a tile.
+OTK_HD void walk_blocks(const Tile& tile, uint32_t lane, Shared& shared) {
+  const uint64_t secret = shared.secret[xxh3::kScrambleSecret / 8 + lane];
+  uint64_t acc = shared.acc[lane];
+  for (uint32_t block = 0; block < tile.full_blocks; ++block) {
+    acc += block_sum(shared, block, lane);
+    acc = ((acc ^ (acc >> 47)) ^ secret) * xxh3::kPrime32_1;
+  }
+  if (tile.rest_stripes > 0) acc += block_sum(shared, tile.full_blocks, lane);
+  if (tile.last) acc += shared.last[lane];
+  shared.acc[lane] = acc;
+}
+
+OTK_HD void begin(uint32_t thread, uint32_t threads, Shared& shared) {
+  for (uint32_t i = thread; i < xxh3::kSecretSize / 8; i += threads) {
+    shared.secret[i] = load<uint64_t>(xxh3::secret() + 8 * i);
+  }
+  if (thread == 0) xxh3::initialize(shared.acc);
+}
+
+// Two threads, one for each half of the digest.
+OTK_HD void merge(const Request& request, uint32_t half, const Shared& shared) {
+  const bool low = half == 0;
+  const auto* secret = reinterpret_cast<const uint8_t*>(shared.secret);
+  const uint64_t start = low ? request.nbytes * xxh3::kPrime64_1 : ~(request.nbytes * xxh3::kPrime64_2);
+  const uint64_t merged =
+      xxh3::merge(shared.acc, secret + (low ? xxh3::kMergeLowSecret : xxh3::kMergeHighSecret), start);
+  (low ? request.digest->low : request.digest->high) = merged;
+}
+
+OTK_HD uint32_t phase_count(const Request& request) {
+  return request.nbytes <= xxh3::kMidMax ? 2 : 2 * tile_count(request.nbytes) + 2;
+}
+
+// One thread's share of a phase. At least kLanes threads, with numbers from 0; all see the same phases.
+OTK_HD void run_phase(const Request& request, uint32_t phase, uint32_t thread, uint32_t threads, Shared& shared) {
+  const bool is_long = request.nbytes > xxh3::kMidMax;
+  const uint32_t tiles = tile_count(request.nbytes);
+  const uint32_t index = phase / 2;
+  const Tile tile = tile_at(request.nbytes, index);  // not one of the content's where index is tiles
+  if (phase % 2 == 0) {
+    if (index == 0) begin(thread, threads, shared);
+    // While the first warp walks the tile before, the others bring the next one.
+    if (index > 0 && thread < kLanes) walk_blocks(tile_at(request.nbytes, index - 1), thread, shared);
+    const uint32_t busy = index > 0 && threads > kWarp ? kWarp : 0;
+    if (index < tiles && thread >= busy) {
+      gather(request, tile.start, tile.size, thread - busy, threads - busy, shared.tile);
+    }
+  } else if (index < tiles) {
+    write_out(request, tile, thread, threads, shared);
+    if (is_long) sum_stripes(tile, thread, threads, shared);
+    if (!is_long && thread == 0) *request.digest = xxh3::hash_short(shared.tile, request.nbytes);
+  } else if (thread < 2) {
+    merge(request, thread, shared);
+  }
+}
+
+}  // namespace otk::cuda

@@ -1,0 +1,270 @@
+"""What test_integration.py runs in a process of its own: the extension with the unit on the fake runtime, which takes
+the test device for CUDA.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import time
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import device_backend
+import pytest
+import torch
+import xxhash
+
+from omni_tensor_key import UncacheableTensorError, _core, activate, deactivate, host_copy, tensor_key, tensor_keys
+
+LIMIT = 1 << 20
+OUT_OF_MEMORY, ILLEGAL_ADDRESS = 2, 700
+KEYED = [
+    torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32,
+    torch.uint64,
+]  # fmt: skip
+
+
+class Fake:
+    """The fake runtime inside the extension."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL(_core.__file__)
+        self.library.fake_poison(device_backend.POISON)
+
+    def calls(self, name: str) -> int:
+        return int(self.library.fake_calls(name.encode()))
+
+    def fail(self, name: str, error: int) -> None:
+        self.library.fake_fail(name.encode(), 0, error)
+
+    @property
+    def launches_and_waits(self) -> tuple[int, int]:
+        return self.calls("launch"), self.calls("cudaStreamSynchronize")
+
+
+@pytest.fixture
+def otkdev() -> Iterator[types.ModuleType]:
+    module = device_backend.load()
+    module.reset_counters()
+    yield module
+    module.set_device(0)
+
+
+@pytest.fixture
+def fake(otkdev: types.ModuleType) -> Iterator[Fake]:
+    fake = Fake()
+    fake.library.fake_reset()
+    yield fake
+    fake.library.fake_reset()
+    fake.library.fake_wait_ms(0)
+
+
+def unused(_: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    raise AssertionError("the tensors were copied by torch")
+
+
+def digests(tensors: list[torch.Tensor]) -> list[bytes]:
+    return [xxhash.xxh3_128_digest(tensor.cpu().contiguous().numpy().tobytes()) for tensor in tensors]
+
+
+def read(tensors: list[torch.Tensor]) -> list[bytes]:
+    return [key.digest for key in _core.tensor_keys(tensors, unused, LIMIT)]
+
+
+def test_the_build_is_told() -> None:
+    assert _core.CUDA_BUILD == "fake"
+
+
+@pytest.mark.parametrize(("count", "launches"), [(1, 1), (2, 1), (16, 1), (17, 2)])
+def test_one_wait(otkdev: types.ModuleType, fake: Fake, count: int, launches: int) -> None:
+    tensors = [torch.arange(1024 + i, device="otkdev:0").reshape(1, -1) for i in range(count)]
+    otkdev.reset_counters()
+    found = read(tensors)
+    assert otkdev.copies_to_host() == 0
+    assert fake.launches_and_waits == (launches, 1)
+    assert found == digests(tensors)
+
+
+@pytest.mark.parametrize("dtype", KEYED, ids=str)
+def test_dtypes(fake: Fake, dtype: torch.dtype) -> None:
+    values = torch.arange(600).reshape(20, 30).to(dtype)
+    tensor = values.to("otkdev:1")
+    host, on_device = _core.tensor_keys([values, tensor], unused, LIMIT)
+    assert host.digest == on_device.digest
+    assert host != on_device
+    assert (on_device.device, on_device.shape) == ("privateuseone:1", (20, 30))
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda t: t.T,
+    "columns": lambda t: t[:, 1:4],
+    "steps": lambda t: t[::2, ::3],
+    "expanded": lambda t: t[:1].expand(3, 30),
+    "one element": lambda t: t[2, 3],
+    "overlapping": lambda t: t.as_strided((3, 4), (2, 1), 5),
+    "strided size 1": lambda t: t.as_strided((1, 3, 1), (999, 2, 777), 1),
+    "bytes": lambda t: t.view(torch.uint8)[:, 3:9],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(fake: Fake, layout: str) -> None:
+    tensor = LAYOUTS[layout](torch.arange(600, device="otkdev:0").reshape(20, 30))
+    assert read([tensor]) == digests([tensor])
+    assert fake.launches_and_waits == (1, 1)
+
+
+def test_devices_and_the_host_in_one_call(fake: Fake) -> None:
+    ids = torch.arange(100)
+    tensors = [ids.to("otkdev:1"), ids, ids[::2].to("otkdev:0"), torch.empty(0, device="otkdev:0"), ids.to("otkdev:1")]
+    assert read(tensors) == digests(tensors)
+    assert fake.launches_and_waits == (2, 2)
+
+
+def test_no_elements_no_launch(fake: Fake) -> None:
+    read([torch.empty(0, device="otkdev:0"), torch.arange(3)])
+    assert fake.launches_and_waits == (0, 0)
+    assert fake.calls("cudaSetDevice") == 0
+
+
+def test_too_many_dimensions_go_through_torch(otkdev: types.ModuleType, fake: Fake) -> None:
+    many = torch.arange(3**9, device="otkdev:0").reshape([3] * 9)[(slice(0, 3, 2),) * 9]
+    ids = torch.arange(10, device="otkdev:0")
+    otkdev.reset_counters()
+    keys = tensor_keys([ids, many, ids])
+    assert (otkdev.copies_to_host(), fake.launches_and_waits) == (1, (1, 1))
+    assert [key.digest for key in keys] == digests([ids, many, ids])
+
+
+def test_capture(fake: Fake) -> None:
+    fake.library.fake_capture(1, None)
+    with pytest.raises(UncacheableTensorError) as caught:
+        tensor_keys([torch.arange(3, device="otkdev:0"), torch.arange(3, device="otkdev:1")])
+    assert caught.value.reason == "graph_capture"
+    assert fake.launches_and_waits == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["cudaSetDevice", "cudaStreamIsCapturing", "launch", "cudaStreamSynchronize"])
+def test_an_error_is_raised(fake: Fake, name: str) -> None:
+    fake.fail(name, ILLEGAL_ADDRESS)
+    with pytest.raises(RuntimeError, match=r"^omni_tensor_key: .* on cuda:0: .* Earlier asynchronous work"):
+        tensor_key(torch.arange(3, device="otkdev:0"))
+
+
+def test_what_the_unit_cannot_do_torch_does_and_it_is_said_once(
+    otkdev: types.ModuleType, fake: Fake, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.fail("launch", 209)  # no code for this GPU
+    host_copy.note_host_copy.cache_clear()
+    tensors = [torch.arange(100, device="otkdev:0"), torch.arange(7, device="otkdev:0", dtype=torch.int16)]
+    otkdev.reset_counters()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert [key.digest for key in tensor_keys(tensors)] == digests(tensors)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "no code for this GPU" in said[0]
+
+
+def test_the_host_copy_can_be_forced_and_gives_the_same_keys(otkdev: types.ModuleType, fake: Fake) -> None:
+    tensors = [torch.arange(1000, device="otkdev:0")[::3], torch.ones(3, 4, dtype=torch.bool, device="otkdev:1").T]
+    keys = tensor_keys(tensors)
+    otkdev.reset_counters()
+    assert _core.use_cuda_unit(False)
+    try:
+        assert tensor_keys(tensors) == keys
+        assert (otkdev.copies_to_host(), fake.launches_and_waits) == (2, (2, 2))
+    finally:
+        assert not _core.use_cuda_unit(True)
+
+
+def test_the_gil_is_free_during_the_wait(fake: Fake) -> None:
+    fake.library.fake_wait_ms(500)
+    ticks: list[float] = []
+    stop = threading.Event()
+
+    def tick() -> None:
+        while not stop.is_set():
+            ticks.append(time.perf_counter())
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    begin = time.perf_counter()
+    tensor_key(torch.arange(100, device="otkdev:0"))
+    end = time.perf_counter()
+    stop.set()
+    thread.join()
+    assert end - begin >= 0.5
+    assert sum(begin < moment < end for moment in ticks) >= 5
+
+
+def test_threads(fake: Fake) -> None:
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for i in range(20):
+                tensors = [torch.arange(seed * 1000 + i, device=f"otkdev:{seed % 2}")[:: 1 + i % 3] for _ in range(3)]
+                assert [key.digest for key in tensor_keys(tensors)] == digests(tensors)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_no_tensor_is_kept_alive(fake: Fake) -> None:
+    tensor = torch.arange(1000, device="otkdev:0")
+    key = tensor_key(tensor)
+    gone = weakref.ref(tensor)
+    del tensor
+    assert gone() is None
+    assert key.nbytes == 8000
+
+
+class Pipeline:
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def encode_prompt(self, prompt_ids: Any, attention_mask: Any = None, extra: Any = None) -> tuple[torch.Tensor, ...]:
+        self.runs += 1
+        return prompt_ids + 1, prompt_ids
+
+
+def test_the_whole_path(otkdev: types.ModuleType, fake: Fake) -> None:
+    cache_module = pytest.importorskip("vllm_omni.diffusion.cache.prompt_embed_cache")
+    activate()
+    try:
+        pipeline = Pipeline()
+        cache = cache_module.install_prompt_embed_cache(pipeline, max_size=8, enabled=True, model_tag="tag")
+        ids = torch.arange(512).reshape(1, -1)
+        otkdev.reset_counters()
+        fake.library.fake_reset()
+        for _ in range(4):  # as an adapter: new tensors for each sample
+            pipeline.encode_prompt(ids.to("otkdev:0"), attention_mask=torch.ones(1, 512, dtype=torch.bool))
+        assert (pipeline.runs, cache.hits, cache.misses, cache.bypassed) == (1, 3, 1, 0)
+        assert fake.launches_and_waits == (4, 4)
+        assert otkdev.copies_to_host() == 0
+        # Inside a dict upstream's own function walks, and other code may run.
+        for _ in range(2):
+            pipeline.encode_prompt(ids.to("otkdev:1"), extra={"mask": ids.to("otkdev:1")})
+        assert (pipeline.runs, cache.hits) == (2, 4)
+        assert fake.launches_and_waits == (6, 6)
+        # A call that bypasses never touches the device.
+        pipeline.encode_prompt(ids.to("otkdev:0"), extra=object())
+        pipeline.encode_prompt(ids.to("otkdev:0"), attention_mask=torch.ones(3))
+        assert (pipeline.runs, cache.bypassed, fake.launches_and_waits) == (4, 2, (6, 6))
+        fake.library.fake_capture(0, None)
+        pipeline.encode_prompt(ids.to("otkdev:0"))
+        assert (cache.bypassed, fake.launches_and_waits) == (3, (6, 6))
+    finally:
+        deactivate()

@@ -1,0 +1,1 @@
+"""What an installation looks like from outside: its findings, its documents, its archives."""

@@ -1,0 +1,15 @@
+// The content hash: every instruction set gives the digest of the scalar code, and none reads outside its input.
+#include "support.h"
+#include "xxh3_dispatch.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace otk;
+  const test::Block input(data, size);
+  const xxh3::SimdPaths& paths = xxh3::simd_paths();
+  const xxh3::Digest expected = xxh3::hash(input.data(), size, paths.path[paths.count - 1].run);
+  for (size_t i = 0; i + 1 < paths.count; ++i) {
+    const xxh3::Digest found = xxh3::hash(input.data(), size, paths.path[i].run);
+    CHECK(found.low == expected.low && found.high == expected.high);
+  }
+  return 0;
+}

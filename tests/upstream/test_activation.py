@@ -1,0 +1,175 @@
+"""Switching the extension on and off in a process that has upstream's cache already."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from omni_tensor_key import activate, deactivate, is_active
+
+from .support import ORIGINALS, Pipeline, counts, installed, untouched, upstream
+
+
+@pytest.fixture(autouse=True)
+def _inactive() -> Iterator[None]:
+    """Before and after."""
+    assert not is_active()
+    assert untouched()
+    yield
+    deactivate()
+    assert untouched()
+
+
+def test_activate_and_deactivate() -> None:
+    for _ in range(3):
+        activate()
+        assert is_active()
+        for name in ("_hashable", "_build_key"):
+            assert getattr(upstream, name) is not ORIGINALS[0][name]
+        assert upstream.PromptEmbedCache.put is not ORIGINALS[1]["put"]
+        deactivate()
+        assert not is_active()
+        assert untouched()
+
+
+def test_both_are_idempotent() -> None:
+    activate()
+    first = dict(vars(upstream)), dict(vars(upstream.PromptEmbedCache))
+    activate()
+    assert (dict(vars(upstream)), dict(vars(upstream.PromptEmbedCache))) == first
+    deactivate()
+    assert untouched()
+    deactivate()
+    assert untouched()
+
+
+def test_what_else_the_module_has_stays() -> None:
+    """Less is replaced than there is, and nothing is added."""
+    activate()
+    assert list(vars(upstream)) == list(ORIGINALS[0])
+    replaced = {name for name in ORIGINALS[0] if vars(upstream)[name] is not ORIGINALS[0][name]}
+    assert replaced <= {"_hashable", "_build_key", "install_prompt_embed_cache"}
+    replaced = {name for name in ORIGINALS[1] if vars(upstream.PromptEmbedCache)[name] is not ORIGINALS[1][name]}
+    assert replaced <= {"get", "put"}
+
+
+def test_a_cache_that_is_installed_already_starts_to_hit() -> None:
+    pipeline, cache = installed()
+    for _ in range(3):
+        pipeline.encode_prompt(torch.arange(3))
+    assert counts(cache) == (0, 0, 3)
+    activate()
+    for _ in range(3):
+        pipeline.encode_prompt(torch.arange(3))
+    assert counts(cache) == (2, 1, 3)
+    deactivate()
+    for _ in range(3):
+        pipeline.encode_prompt(torch.arange(3))
+    assert counts(cache) == (2, 1, 6)
+    activate()
+    pipeline.encode_prompt(torch.arange(3))
+    pipeline.encode_prompt(torch.arange(3))
+    assert counts(cache) == (3, 2, 6)
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["after activation", "before activation"])
+def test_a_cache_on_a_pipeline_whose_encode_prompt_is_no_method(before: bool) -> None:
+    pipeline = Pipeline()
+    method = pipeline.encode_prompt
+
+    def encode_prompt(prompt_ids: Any, attention_mask: Any = None) -> Any:
+        return method(prompt_ids, attention_mask)
+
+    pipeline.encode_prompt = encode_prompt  # type: ignore[method-assign]
+    if not before:
+        activate()
+    cache = upstream.install_prompt_embed_cache(pipeline)
+    activate()
+    for _ in range(3):
+        pipeline.encode_prompt(torch.arange(3))
+    assert counts(cache) == (2, 1, 0)
+
+
+def test_entries_of_lists_stay_valid() -> None:
+    pipeline, cache = installed()
+    pipeline.encode_prompt([1, 2, 3])
+    activate()
+    pipeline.encode_prompt([1, 2, 3])
+    assert counts(cache) == (1, 1, 0)
+
+
+def test_an_uninstalled_cache() -> None:
+    activate()
+    pipeline, cache = installed()
+    pipeline.encode_prompt(torch.arange(3))
+    upstream.uninstall_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt(torch.arange(3))
+    assert (pipeline.runs, counts(cache)) == (2, (0, 1, 0))
+    again = upstream.install_prompt_embed_cache(pipeline)
+    assert again is not cache
+    for _ in range(2):
+        pipeline.encode_prompt(torch.arange(3))
+    assert counts(again) == (1, 1, 0)
+
+
+def test_installing_twice_and_without_encode_prompt() -> None:
+    activate()
+    pipeline, cache = installed(max_size=3)
+    assert upstream.install_prompt_embed_cache(pipeline, max_size=5) is cache
+    assert upstream.install_prompt_embed_cache(object()) is None
+    with pytest.raises(ValueError, match="max_size"):
+        upstream.install_prompt_embed_cache(Pipeline(), max_size=0)
+
+
+@pytest.mark.parametrize("name", ["_hashable", "_build_key", "put"])
+def test_deactivate_refuses_to_undo_somebody_elses_change(name: str) -> None:
+    activate()
+    owner: Any = upstream.PromptEmbedCache if name == "put" else upstream
+    ours = vars(owner)[name]
+
+    def on_top(*args: Any) -> Any:
+        return ours(*args)
+
+    setattr(owner, name, on_top)
+    before = dict(vars(upstream)), dict(vars(upstream.PromptEmbedCache))
+    assert not is_active()
+    with pytest.raises(RuntimeError, match=name):
+        deactivate()
+    assert (dict(vars(upstream)), dict(vars(upstream.PromptEmbedCache))) == before
+    pipeline, cache = installed()  # the chain works
+    pipeline.encode_prompt(torch.arange(3))
+    pipeline.encode_prompt(torch.arange(3))
+    assert counts(cache) == (1, 1, 0)
+    setattr(owner, name, ours)
+    assert is_active()
+
+
+def test_from_eight_threads_at_once() -> None:
+    for _ in range(4):
+        barrier = threading.Barrier(8)
+
+        def switch(barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            activate()
+
+        threads = [threading.Thread(target=switch) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert is_active()
+        deactivate()
+        assert untouched()
+
+
+def test_one_line_says_what_is_active(log: list[Any]) -> None:
+    activate()
+    activate()
+    (record,) = log
+    assert record.levelname == "INFO"
+    assert "is active" in record.getMessage()
+    assert "vllm-omni 0." in record.getMessage()
