@@ -30,7 +30,8 @@ def _copy_packed(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Copy tensors of one device to the host in one copy, as the bytes of all of them."""
     # The widest items first, so that each tensor begins at a multiple of its item size, as a view of it must.
     order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
-    parts = [tensors[i].contiguous().reshape(-1).view(torch.uint8) for i in order]
+    # as_strided, since contiguous() may keep any stride in a tensor of one element.
+    parts = [tensors[i].contiguous().as_strided((tensors[i].numel(),), (1,)).view(torch.uint8) for i in order]
     packed = torch.cat(parts).to("cpu")
     copies = list(tensors)
     for i, part in zip(order, packed.split([part.numel() for part in parts]), strict=True):

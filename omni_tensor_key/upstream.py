@@ -6,6 +6,7 @@ import functools
 import gc
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,7 @@ class CacheDoor(Patches):
         self._cache_class: Any = upstream.PromptEmbedCache
         self._miss = upstream._CACHE_MISS
         self._doors: dict[Watch, WeightDoors] = {}
+        self._orphans: weakref.WeakSet[Any] = weakref.WeakSet()
         self._fingerprints = Fingerprints() if settings().debug else None
         self.builder = backend.KeyBuilder(
             upstream._hashable,
@@ -83,6 +85,20 @@ class CacheDoor(Patches):
             return
         self._doors[watch] = WeightDoors(watch)
 
+    def _adopt(self, cache: Any) -> Watch | None:
+        """Watch a cache that was installed behind our back, by a function that was imported before we came."""
+        if cache in self._orphans:
+            return None
+        for pipeline in _owners(cache):
+            self._watch(pipeline, cache)
+        watch = watch_of(cache)
+        if watch is None:
+            self._orphans.add(cache)
+            logger.debug(
+                "omni_tensor_key: a prompt-embedding cache has no pipeline to watch; tensors are not keyed in it."
+            )
+        return watch
+
     def _unwatch(self, watch: Watch) -> None:
         doors = self._doors.pop(watch, None)
         if doors is not None:
@@ -112,7 +128,7 @@ class CacheDoor(Patches):
 
         @functools.wraps(get)
         def guarded_get(cache: Any, key: Any) -> Any:
-            watch = watch_of(cache)
+            watch = watch_of(cache) or self._adopt(cache)
             if watch is None:
                 return get(cache, key)
             if watch.before_get() and (doors := self._doors.get(watch)) is not None:
@@ -135,7 +151,7 @@ class CacheDoor(Patches):
             sources = backend.sources(key)
             if sources is not None:
                 if watch is None:
-                    return  # nobody would notice changed weights
+                    return  # nobody would notice changed weights; _watch() or _adopt() has said so
                 value = without_aliases(value, sources)
             if watch is None:
                 put(cache, key, value)
@@ -169,15 +185,20 @@ class CacheDoor(Patches):
             self._unwatch(watch)
 
 
+def _owners(cache: Any) -> list[Any]:
+    """The pipelines that the cache is installed on."""
+    # Depending on the Python release, an instance or its dictionary refers to an attribute's value.
+    referrers = gc.get_referrers(cache)
+    owners = [owner for item in referrers if type(item) is dict for owner in gc.get_referrers(item)]
+    found = []
+    for owner in (*referrers, *owners):
+        attributes = getattr(owner, "__dict__", None)
+        if type(attributes) is dict and attributes.get("_prompt_embed_cache") is cache and owner not in found:
+            found.append(owner)
+    return found
+
+
 def _installed(cache_class: type) -> list[tuple[Any, Any]]:
     """The pipelines that already have a cache, each with its cache."""
-    found = []
-    for cache in [item for item in gc.get_objects() if type(item) is cache_class]:
-        # Depending on the Python release, an instance or its dictionary refers to an attribute's value.
-        referrers = gc.get_referrers(cache)
-        owners = [owner for item in referrers if type(item) is dict for owner in gc.get_referrers(item)]
-        for owner in (*referrers, *owners):
-            attributes = getattr(owner, "__dict__", None)
-            if type(attributes) is dict and attributes.get("_prompt_embed_cache") is cache:
-                found.append((owner, cache))
-    return found
+    caches = [item for item in gc.get_objects() if type(item) is cache_class]
+    return [(pipeline, cache) for cache in caches for pipeline in _owners(cache)]

@@ -16,11 +16,13 @@ _ATTRIBUTE = "_omni_tensor_key_watch"
 _MAX_MISSED = 4096
 
 
-def _weakly(value: Any) -> Callable[[], Any]:
+def _same(value: Any) -> Callable[[Any], bool]:
+    """A test whether something is this very object, which it does not keep alive. What is gone is not None."""
     try:
-        return weakref.ref(value)
+        reference = weakref.ref(value)
     except TypeError:  # None, a number, a string
-        return lambda: value
+        return lambda other: other is value
+    return lambda other: other is not None and other is reference()
 
 
 class Watch:
@@ -56,14 +58,14 @@ class Watch:
         parts = {**text_path.children(pipeline), **text_path.text_tools(pipeline), **registered}
         self._module_count = len(registered)
         # Weak: the cache may outlive the pipeline, and must not keep its weights alive. Not id(): it may be reused.
-        self._parts = [(name, _weakly(part)) for name, part in parts.items()]
+        self._parts = [(name, _same(part)) for name, part in parts.items()]
 
     def _is_as_seen(self, pipeline: Any) -> bool:
         attributes = vars(pipeline)
         modules = attributes.get("_modules", {})
         if len(modules) != self._module_count:
             return False
-        return all((modules[name] if name in modules else attributes.get(name)) is part() for name, part in self._parts)
+        return all(same(modules[name] if name in modules else attributes.get(name)) for name, same in self._parts)
 
     def text_modules(self) -> list[Any]:
         """The pipeline's modules that encode text."""
@@ -115,9 +117,9 @@ class Watch:
         old = part()
         if old is new:
             return
-        old_part = _weakly(old)
+        still = _same(old)
         with self._lock:
-            self._expected.append(lambda: part() is not old_part())
+            self._expected.append(lambda: not still(part()))
         self.invalidate("a part of a text encoder was replaced")
 
     def before_get(self) -> bool:

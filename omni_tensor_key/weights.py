@@ -16,7 +16,7 @@ from torch.nn.modules import module as torch_modules
 from . import text_path
 from .watch import Watch
 
-_DictItems = type({}.items())
+_DictItems: Any = type({}.items())
 
 
 class _Load:

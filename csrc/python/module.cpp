@@ -45,7 +45,8 @@ PyObject* tensor_keys_impl(PyObject* tensors, PyObject* to_host, uint64_t max_by
   }
   if (!pending.fill(max_bytes, to_host, reason)) return nullptr;
   if (reason == Reason::kNone) return keys.release();
-  raise_uncacheable(items.get(), reason, max_bytes);
+  // Which one it was is not known here: the first device tensor stands for them.
+  raise_uncacheable(PyTuple_GetItem(items.get(), 0), reason, max_bytes);
   return nullptr;
 }
 

@@ -74,7 +74,10 @@ bool PendingKeys::read_devices(uint64_t max_bytes, PyObject* to_host, Reason& re
   }
   for (size_t i = 0; i < waiting.size(); ++i) {
     const Ref copy = Ref::steal(PySequence_GetItem(copies.get(), static_cast<Py_ssize_t>(i)));
-    if (!copy || !read_into(copy.get(), waiting[i]->object(), max_bytes, reason)) return false;
+    TensorView checked;  // a copy may be anything
+    if (!copy || !read_tensor(copy.get(), max_bytes, checked, reason)) return false;
+    if (reason != Reason::kNone) return true;
+    if (!read_into(copy.get(), waiting[i]->object(), max_bytes, reason)) return false;
     if (reason != Reason::kNone) return true;
   }
   return true;

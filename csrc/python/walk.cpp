@@ -16,6 +16,18 @@ Ref copy_prefix(PyObject* from, Py_ssize_t count, Py_ssize_t size) {
   return copy;
 }
 
+// While keys get their content, no walk takes new ones: code that runs then and asks for a key gets a walk of its own.
+class NoCurrentWalk {
+ public:
+  NoCurrentWalk() : hidden_(std::exchange(current_walk, nullptr)) {}
+  ~NoCurrentWalk() { current_walk = hidden_; }
+  NoCurrentWalk(const NoCurrentWalk&) = delete;
+  NoCurrentWalk& operator=(const NoCurrentWalk&) = delete;
+
+ private:
+  Walk* const hidden_;
+};
+
 }  // namespace
 
 bool is_exact_scalar(PyObject* object) {
@@ -74,6 +86,11 @@ PyObject* Walk::hash_value(PyObject* object) {
   const PyTypeObject* type = Py_TYPE(object);
   if (type == &PyList_Type || type == &PyTuple_Type) return hash_sequence(object);
   return hash_other(object);
+}
+
+bool Walk::fill() {
+  const NoCurrentWalk no_current_walk;
+  return pending.fill(builder->max_bytes, builder->to_host, reason);
 }
 
 Walk::Walk(BuilderObject* owner) : builder(owner), outer_(current_walk) { current_walk = this; }

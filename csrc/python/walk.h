@@ -24,7 +24,7 @@ class Walk {
 
   // Gives the tensor keys made by this walk their content. False with an error set; after true, `reason` tells whether
   // the call can be keyed.
-  bool fill() { return pending.fill(builder->max_bytes, builder->to_host, reason); }
+  bool fill();
 
   bool is_sentinel(PyObject* value) const { return value == builder->not_hashable; }
 

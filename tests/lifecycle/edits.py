@@ -96,6 +96,25 @@ def outcome(make: Callable[[], Any], edit: Callable[[Any], Any] | None, prompt: 
     return ""
 
 
+def kept_by_hits() -> str:
+    """An entry that would have been dropped, had it not been asked for; then edited."""
+    from vllm_omni.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache
+
+    pipeline = Pipeline(OUTPUTS["tuple"])
+    cache = install_prompt_embed_cache(pipeline, max_size=3)
+    for number in (0, 1, 2, 0, 3, 0, 4):
+        value = pipeline.encode_prompt(torch.tensor([number]))
+        if number == 0:
+            oldest = value
+    oldest[1].zero_()
+    try:
+        pipeline.encode_prompt(torch.tensor([0]))
+    except RuntimeError as error:
+        return str(error)
+    assert cache.stats()["hits"] == 3
+    return ""
+
+
 def churn() -> dict[str, Any]:
     """Far more keys than entries, an edit of one that was dropped, and a cleared cache."""
     from vllm_omni.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache
@@ -137,6 +156,7 @@ def main() -> None:
                 name: outcome(OUTPUTS[output], edit, prompt) for name, (output, edit) in edits.items()
             }
     report["edited by the caller of the miss"] = outcome(OUTPUTS["tuple"], lambda v: v[0].add_(1), [1], by="miss")
+    report["edited after it was kept by hits"] = kept_by_hits()
     report["churn"] = churn()
     print("REPORT", json.dumps(report))
 

@@ -69,6 +69,10 @@ def test_an_edit_by_the_caller_that_missed(checked: dict[str, Any]) -> None:
     assert "output[0] of Pipeline.encode_prompt() was edited" in checked["edited by the caller of the miss"]
 
 
+def test_an_edit_of_an_entry_that_only_its_hits_have_kept(checked: dict[str, Any]) -> None:
+    assert "output[1] of Pipeline.encode_prompt() was edited" in checked["edited after it was kept by hits"]
+
+
 def test_what_is_remembered_does_not_grow(checked: dict[str, Any]) -> None:
     assert checked["churn"]["hits"] > 300
     assert 0 < checked["churn"]["most"] <= 4
@@ -77,6 +81,7 @@ def test_what_is_remembered_does_not_grow(checked: dict[str, Any]) -> None:
 def test_without_the_switch_nothing_is_checked(unchecked: dict[str, Any]) -> None:
     churn = unchecked.pop("churn")
     assert churn["most"] == 0
-    assert unchecked.pop("edited by the caller of the miss") == ""
+    for name in ("edited by the caller of the miss", "edited after it was kept by hits"):
+        assert unchecked.pop(name) == ""
     found = {message for messages in unchecked.values() for message in messages.values()}
     assert found == {""}

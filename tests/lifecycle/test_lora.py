@@ -134,6 +134,25 @@ def test_another_one_comes_under_the_same_id(call: Any, text: Adapters) -> None:
             text.manager.set_active_adapter(request, 1.0)
 
 
+def test_another_one_is_put_in_the_place_of_the_active_one(
+    call: Any, text: Adapters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an adapter that is loaded anew in place would be: its id and its scale stay."""
+    requests = [text.request("text_encoder", number, value=number) for number in (1, 2)]
+    for request in requests:
+        text.manager.add_adapter(request)
+    text.manager.set_active_adapter(requests[0], 1.0)
+    adapters = text.manager._registered_adapters
+
+    def reload(number: int, scale: float) -> None:
+        adapters[number] = adapters[2]
+        text.manager._bind_adapter_weights(adapters[number], scale)
+
+    monkeypatch.setattr(text.manager, "_activate_adapter", reload)
+    with recomputed(text.pipeline, text.cache, *call):
+        text.manager.set_active_adapter(requests[0], 1.0)
+
+
 def test_what_is_encoded_between_these_steps_does_not_stay(call: Any, text: Adapters) -> None:
     manager, cached = text.manager, (text.pipeline, text.cache, *call)
     manager.set_active_adapter(text.request("text_encoder", value=1), 1.0)

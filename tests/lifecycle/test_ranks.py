@@ -27,7 +27,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             cwd=folder,
             env=inherited | {"PYTHONHASHSEED": str(number)},
             stdout=subprocess.PIPE,
-            stderr=Path(folder, f"errors-{number}").open("w"),
+            stderr=Path(folder, f"errors-{number}").open("w"),  # noqa: SIM115 - the process has it
             text=True,
         )
         for number in range(RANKS)

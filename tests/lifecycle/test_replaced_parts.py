@@ -42,6 +42,29 @@ def test_the_tokenizer(call: Any) -> None:
             pipeline.tokenizer = Tokenizer(shift)
 
 
+def test_a_part_of_which_nothing_is_left(call: Any) -> None:
+    """What is gone and what is set to None must not look alike."""
+
+    class Optional(Adapter):
+        def encode_prompt(self, prompt_ids: Any, attention_mask: Any = None) -> Any:
+            ids = torch.as_tensor(prompt_ids) + (self.tokenizer.shift if self.tokenizer else 0)
+            with torch.no_grad():
+                embeds = self.text_encoder.embed(ids)
+                for layer in self.text_encoder.layers:
+                    embeds = embeds if layer is None else layer(embeds)
+                return embeds * 2 if self.text_encoder_2 is None else embeds, attention_mask
+
+    pipeline = Optional()
+    pipeline.tokenizer, pipeline.text_encoder_2 = Tokenizer(2), Encoder()
+    _, cache = installed(pipeline)
+    with recomputed(pipeline, cache, *call):
+        pipeline.tokenizer = None
+    with recomputed(pipeline, cache, *call):
+        pipeline.text_encoder_2 = None
+    with recomputed(pipeline, cache, *call):
+        pipeline.text_encoder.layers[1] = None
+
+
 def test_a_processor(call: Any) -> None:
     class WithProcessor(Adapter):
         def __init__(self) -> None:

@@ -43,9 +43,6 @@ def test_tensors_of_all_dtypes_in_one_copy(
     assert [key.dtype for key in keys] == [str(tensor.dtype)[6:] for tensor in host] * 2
 
 
-@pytest.mark.xfail(
-    strict=True, reason="defect: contiguous() keeps the stride of one element, and no view of bytes has it"
-)
 @BACKENDS
 def test_one_strided_element_in_one_copy_with_others(backend: types.ModuleType) -> None:
     """One token out of a column, beside another tensor of the device."""
@@ -116,7 +113,6 @@ WRONG_COPIES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="defect: the error describes the call's tuple, mostly by AttributeError")
 @pytest.mark.parametrize("copy", WRONG_COPIES)
 def test_a_wrong_copy_is_refused(copy: str) -> None:
     with pytest.raises((UncacheableTensorError, RuntimeError)) as caught:
