@@ -80,7 +80,8 @@ def reason_against(obj: Any, max_bytes: int) -> str | None:
         return "subclass" if isinstance(obj, torch.Tensor) else "type"
     if obj.layout != torch.strided or obj.is_quantized or obj.is_nested or obj.device.type == "meta":
         return "unexportable"
-    if obj.dtype not in _DTYPE_CODES or torch._C._functorch.is_functorch_wrapped_tensor(obj):
+    functional = torch._is_functional_tensor(obj)  # wrapped too, but described: as a tensor without storage
+    if obj.dtype not in _DTYPE_CODES or (torch._C._functorch.is_functorch_wrapped_tensor(obj) and not functional):
         return "unexportable"
     if obj.dim() > _MAX_DIMS:
         return "malformed"
@@ -90,7 +91,7 @@ def reason_against(obj: Any, max_bytes: int) -> str | None:
         return "dtype"
     if obj.numel() * obj.element_size() > max_bytes:
         return "size"
-    if obj.data_ptr() == 0:
+    if functional or obj.data_ptr() == 0:
         return "storage"
     return "negated" if obj.is_neg() else None
 

@@ -71,10 +71,10 @@ def test_what_a_transform_wraps_is_refused_without_elements_too(transform: str) 
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("backend", [_core, reference], ids=["native", "reference"])
-def test_a_plain_tensor_inside_a_transform_has_its_key(backend: types.ModuleType, transform: str) -> None:
+def test_a_plain_tensor_inside_a_transform_has_its_key(transform: str) -> None:
+    """Natively: the reference calls torch's operators, which transforms intercept."""
     expected = outcome(_core, IDS)
-    assert inside(transform, lambda _: outcome(backend, IDS)) == expected
+    assert inside(transform, lambda _: outcome(_core, IDS)) == expected
 
 
 MODES: dict[str, Callable[[], Any]] = {
@@ -89,6 +89,8 @@ MODES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", [_core, reference], ids=["native", "reference"])
 def test_a_plain_tensor_inside_a_mode_has_its_key(backend: types.ModuleType, mode: str) -> None:
+    if backend is reference and mode == "fake tensors":
+        pytest.skip("the reference calls torch's operators, which this mode intercepts")
     expected = outcome(_core, IDS), outcome(_core, COLUMNS)
     with MODES[mode]():
         inside_mode = outcome(backend, IDS), outcome(backend, COLUMNS)
