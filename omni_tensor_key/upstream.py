@@ -82,6 +82,7 @@ class CacheDoor(Patches):
                 type(pipeline).__name__,
                 error,
             )
+            self._orphans.add(cache)
             return
         self._doors[watch] = WeightDoors(watch)
 

@@ -176,5 +176,5 @@ def test_a_missing_barrier_would_be_found(race_check: Callable[..., Path]) -> No
 
 
 def test_no_byte_outside_of_the_tensor_or_the_shared_memory(race_check: Callable[..., Path]) -> None:
-    done = sanitized(race_check, "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    done = sanitized(race_check, "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-static-libasan")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
