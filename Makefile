@@ -14,6 +14,9 @@ NATIVE := $(shell find csrc \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -
 SOURCES := setup.py pyproject.toml $(NATIVE) \
 	$(shell find omni_tensor_key \( -name '*.py' -o -name '*.pyi' -o -name '*.txt' -o -name py.typed \))
 
+# Without bytecode on disk, every process of the tests would compile torch and vLLM-Omni anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help venv demo test lint sanitize fuzz bench bench-instructions dist pythons matrix clean
 .DELETE_ON_ERROR:
 

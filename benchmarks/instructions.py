@@ -33,19 +33,18 @@ SLACK = 10  # instructions: five percent of a stage of 100 is no news
 
 # Functions whose calls, with all they call, make up a stage. None calls another overload of its own name.
 BUILD_KEY = "otk::py::(anonymous namespace)::build_key("
-READ_TENSOR = "otk::py::read_tensor("
-HASH = "otk::xxh3::hash(void const*, unsigned long, void (*)("
-READ_HOST = "otk::py::PendingKeys::read_host("
+VIEW_TENSOR = "otk::py::view_tensor("
+CONFIRM = "otk::py::PendingKeys::confirm("
+COPY_AND_HASH = "otk::xxh3::copy_and_hash("
 NEW_KEY = "otk::py::new_key("
-SEAL = "otk::py::seal(otk::py::KeyObject*)"
+SEAL = "otk::py::seal(otk::py::KeyObject*, "
 DEALLOC = "otk::py::(anonymous namespace)::dealloc("
 ALLOCATION = "allocation"
 MEANING = {
     "bind": "arguments to parameters, defaults, the walk, the key's tuples",
-    "view": "two tensors described and checked, with what torch does for it",
-    "hash": "XXH3-128 of both contents, and hash()",
-    "copy": "both contents into the keys",
-    "key object": "two TensorKeys filled in, sealed and taken apart",
+    "view": "two tensors described, checked and described again, with what torch does for it",
+    "copy and hash": "both contents into the keys, and their XXH3-128",
+    "key object": "two TensorKeys filled in, sealed with their hash() and taken apart",
     ALLOCATION: "their memory; not compared, as it depends on the state of the heap",
     "interpreter": "the call itself, and the key's tuples freed",
     "lookup": "PromptEmbedCache.get(): upstream looks a key up three times, with equality",
@@ -59,16 +58,15 @@ class CannotTell(Exception):
 def stages(build: Profile, build_and_get: Profile) -> dict[str, float]:
     """Return instructions per call by stage, from what CALLS calls add."""
     key = build.inclusive(BUILD_KEY)
-    view, digest = build.inclusive(READ_TENSOR), build.inclusive(HASH)
-    copy = build.inclusive(READ_HOST)
-    in_key = build.inclusive(NEW_KEY) + build.inclusive(SEAL) - digest
+    view = build.inclusive(VIEW_TENSOR) + build.inclusive(CONFIRM)
+    content = build.inclusive(COPY_AND_HASH)
+    in_key = build.inclusive(NEW_KEY) + build.inclusive(SEAL)
     freed = build.inclusive(DEALLOC)
     allocation = build.inclusive("PyObject_Malloc", NEW_KEY) + build.inclusive("PyObject_Free", DEALLOC)
     counts = {
-        "bind": key - view - digest - copy - in_key,
+        "bind": key - view - content - in_key,
         "view": view,
-        "hash": digest,
-        "copy": copy,
+        "copy and hash": content,
         "key object": in_key + freed - allocation,
         ALLOCATION: allocation,
         "interpreter": build.total - key - freed,

@@ -26,7 +26,9 @@ struct Scalar {
   static OTK_HD Reg shift_right_47(Reg x) { return {x.a >> 47, x.b >> 47}; }
 };
 
-void run_scalar(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n) { LongLoop<Scalar>::run(acc, p, n); }
+void run_scalar(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n, uint8_t* copy) {
+  LongLoop<Scalar>::run(acc, p, n, copy);
+}
 
 SimdPaths find_paths() {
   SimdPaths found{};
@@ -54,7 +56,17 @@ Digest hash(const void* data, size_t n, LongLoopFn loop) {
   const auto* p = static_cast<const uint8_t*>(data);
   if (n <= kMidMax) return hash_short(p, n);
   uint64_t acc[kLanes];
-  loop(acc, p, n);
+  loop(acc, p, n, nullptr);
+  return finish(acc, n);
+}
+
+Digest copy_and_hash(uint8_t* copy, const void* data, size_t n, LongLoopFn loop) {
+  if (n <= kMidMax) {
+    if (n > 0) memcpy(copy, data, n);
+    return hash_short(copy, n);
+  }
+  uint64_t acc[kLanes];
+  loop(acc, static_cast<const uint8_t*>(data), n, copy);
   return finish(acc, n);
 }
 

@@ -5,8 +5,9 @@
 
 namespace otk::xxh3 {
 
-// Runs the accumulation loop over an input of `n` > kMidMax bytes.
-using LongLoopFn = void (*)(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n);
+// Runs the accumulation loop over an input of `n` > kMidMax bytes and, unless it is null, writes them to `copy` in the
+// same pass.
+using LongLoopFn = void (*)(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n, uint8_t* copy);
 
 struct SimdPath {
   const char* name;
@@ -24,12 +25,19 @@ Digest hash(const void* data, size_t n, LongLoopFn loop);
 
 inline Digest hash(const void* data, size_t n) { return hash(data, n, simd_paths().path[0].run); }
 
+// Copies the input, which must not overlap `copy`, and returns the digest of the copy.
+Digest copy_and_hash(uint8_t* copy, const void* data, size_t n, LongLoopFn loop);
+
+inline Digest copy_and_hash(uint8_t* copy, const void* data, size_t n) {
+  return copy_and_hash(copy, data, n, simd_paths().path[0].run);
+}
+
 #if defined(__x86_64__)
-void run_sse2(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n);
-void run_avx2(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n);
-void run_avx512(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n);
+void run_sse2(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n, uint8_t* copy);
+void run_avx2(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n, uint8_t* copy);
+void run_avx512(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n, uint8_t* copy);
 #elif defined(__aarch64__)
-void run_neon(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n);
+void run_neon(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n, uint8_t* copy);
 #endif
 
 }  // namespace otk::xxh3

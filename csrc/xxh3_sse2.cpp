@@ -27,7 +27,9 @@ struct Vector {
 
 }  // namespace
 
-void run_sse2(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n) { LongLoop<Vector>::run(acc, p, n); }
+void run_sse2(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n, uint8_t* copy) {
+  LongLoop<Vector>::run(acc, p, n, copy);
+}
 
 }  // namespace otk::xxh3
 

@@ -16,14 +16,10 @@ from typing import Any
 
 import torch
 
-MODULE = "vllm_omni.diffusion.cache.prompt_embed_cache"
+from .errors import ContractMismatch
 
 # What the native binding and walk were written after: the source of _hashable and _build_key in 0.22 to 0.30.
 _KNOWN_RULES = {"96b3384528fac3bbbf427f0e99b7dbb0903ddc638385d956564f1bf6ec9116dc"}
-
-
-class ContractMismatch(Exception):
-    """The module differs from what this package relies on; the text names the difference."""
 
 
 def _expect(holds: bool, difference: str) -> None:

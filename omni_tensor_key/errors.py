@@ -1,4 +1,4 @@
-"""Why a value has no key, in words."""
+"""The errors of this package, and in words why a value has no key."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ def _sentence(obj: Any, reason: str, max_bytes: int) -> str:
     if reason == "changed":
         return f"a {_describe(obj)} changed while its key was being made"
     return f"a {_describe(obj)} describes itself wrongly"
+
+
+class ContractMismatch(Exception):
+    """A module of vLLM-Omni differs from what this package relies on; the text names the difference."""
 
 
 class UncacheableTensorError(TypeError):

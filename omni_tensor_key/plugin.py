@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.util
 import threading
 import types
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import wrapt
 
-from . import backend
-from .contract import MODULE, ContractMismatch
+from . import modules
+from .errors import ContractMismatch
 from .log import logger
 from .settings import settings
-from .upstream import CacheDoor
-from .workers import LORA_MODULE, WORKER_MODULE, LoraDoor, WorkerDoor
 
-# The modules this package has a part in, in the order of need: where the first is not as expected, nothing is done in
-# the others, and where one of the others is not, nothing stays done in the first.
-_DOORS: dict[str, type[CacheDoor | LoraDoor | WorkerDoor]] = {
-    MODULE: CacheDoor,
-    LORA_MODULE: LoraDoor,
-    WORKER_MODULE: WorkerDoor,
+if TYPE_CHECKING:
+    from .patches import Patches
+
+# What is done in the modules this package has a part in, in the order of need: where the first is not as expected,
+# nothing is done in the others, and where one of the others is not, nothing stays done in the first. By name: imported
+# with the module in question, so that a process without diffusion pays for none of it.
+_DOORS = {
+    modules.CACHE: ("upstream", "CacheDoor"),
+    modules.LORA: ("workers", "LoraDoor"),
+    modules.WORKER: ("workers", "WorkerDoor"),
 }
 
 
@@ -36,13 +41,13 @@ class _State:
         self.lock = threading.Lock()
         self.wanted = False
         self.hooked = False
-        self.ready: dict[str, types.ModuleType] = {}
-        self.doors: dict[str, CacheDoor | LoraDoor | WorkerDoor] = {}
+        self.ready: dict[str, Callable[[], Patches]] = {}  # of each imported module, what does this package's part
+        self.doors: dict[str, Patches] = {}
         self.warnings: set[str] = set()
 
     @property
     def active(self) -> bool:
-        return MODULE in self.doors and all(door.in_place() for door in self.doors.values())
+        return modules.CACHE in self.doors and all(door.in_place() for door in self.doors.values())
 
 
 _state = _State()
@@ -74,38 +79,42 @@ def _restore() -> None:
 
 def _open_doors() -> None:
     """Do this package's part in every module that is ready. The lock is held."""
-    if not _state.wanted or MODULE not in _state.ready:
+    if not _state.wanted or modules.CACHE not in _state.ready:
         return
-    first = MODULE not in _state.doors
+    first = modules.CACHE not in _state.doors
     try:
-        for name, door in _DOORS.items():
+        for name in _DOORS:
             if name in _state.ready and name not in _state.doors:
-                _state.doors[name] = door(_state.ready[name])
+                _state.doors[name] = _state.ready[name]()
     except Exception as error:
         _restore()
         _stand_down(str(error) if isinstance(error, ContractMismatch) else f"{type(error).__name__}: {error}")
         logger.debug("omni_tensor_key could not be activated", exc_info=True)
         return
     if first:
+        from . import backend
+
         logger.info(
             "omni_tensor_key %s is active: encode_prompt() calls with token-ID and mask tensors of up to %d bytes are "
             "cacheable (%s%s, %s).",
             version("omni-tensor-key"),
             settings().max_bytes,
             backend.DESCRIPTION,
-            ", upstream's own binding" if getattr(_state.doors[MODULE], "tensors_only", False) else "",
+            ", upstream's own binding" if getattr(_state.doors[modules.CACHE], "tensors_only", False) else "",
             _upstream_version(),
         )
 
 
 def _on_import(module: types.ModuleType) -> None:
     """Never raises: it runs inside the import of `module`."""
-    with _state.lock:
-        _state.ready[module.__name__] = module
-        try:
+    try:
+        home, door = _DOORS[module.__name__]
+        open_door = getattr(importlib.import_module(f".{home}", __package__), door)
+        with _state.lock:
+            _state.ready[module.__name__] = functools.partial(open_door, module)
             _open_doors()
-        except Exception:
-            logger.exception("omni_tensor_key could not be activated.")
+    except Exception:
+        logger.exception("omni_tensor_key could not be activated; nothing was replaced.")
 
 
 def _check_presence() -> None:
@@ -165,10 +174,8 @@ def stats() -> dict[str, Any]:
     "cleared": how often a watched cache lost its entries, by pipeline and cause. What is not counted is absent.
     """
     with _state.lock:
-        cache = _state.doors.get(MODULE)
-        if not isinstance(cache, CacheDoor):
-            return {}
-        return cache.stats()
+        cache: Any = _state.doors.get(modules.CACHE)
+        return {} if cache is None else cache.stats()
 
 
 def register() -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .log import logger
 
 DEFAULT_MAX_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """What the environment says.
 
     enabled: False where `OMNI_TENSOR_KEY` is 0: then nothing is ever replaced.

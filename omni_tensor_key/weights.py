@@ -157,10 +157,14 @@ class WeightDoors:
         self._loads: list[_WatchedLoad] = []
         self._text_modules: dict[int, weakref.ref[torch.nn.Module]] = {}
         pipeline = watch.pipeline
-        self._pipeline_load = None
-        if callable(getattr(pipeline, "load_weights", None)):
-            self._pipeline_load = _WatchedLoad(pipeline, self._begin_pipeline_load)
-        self.hook_modules()
+        self._pipeline_load: _WatchedLoad | None = None
+        try:
+            if callable(getattr(pipeline, "load_weights", None)):
+                self._pipeline_load = _WatchedLoad(pipeline, self._begin_pipeline_load)
+            self.hook_modules()
+        except BaseException:
+            self.remove()
+            raise
         _open_doors.add(self)
         _watch_registrations()
 

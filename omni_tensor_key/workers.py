@@ -14,12 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import metrics
-from .contract import ContractMismatch
+from .errors import ContractMismatch
 from .patches import Patches
 from .watch import Watch, watch_of
-
-LORA_MODULE = "vllm_omni.diffusion.lora.manager"
-WORKER_MODULE = "vllm_omni.diffusion.worker.diffusion_worker"
 
 
 def _own_methods(module: types.ModuleType, class_name: str, names: list[str]) -> Any:
@@ -155,13 +152,18 @@ class WorkerDoor(Patches):
             initialize(worker, *args, **kwargs)
             self._watch(worker)
 
-        self.replace(worker_class, "__init__", initialize_and_watch)
-        for name, method in (("get_prompt_embed_cache_stats", _get_stats), ("clear_prompt_embed_cache", _clear_cache)):
-            if not hasattr(worker_class, name):
-                self.add(worker_class, name, method)
-        for worker in [item for item in gc.get_objects() if issubclass(type(item), worker_class)]:
-            self._watch(worker)
         self._stop_metrics = metrics.register(self._read_stats)
+        try:
+            self.replace(worker_class, "__init__", initialize_and_watch)
+            calls = {"get_prompt_embed_cache_stats": _get_stats, "clear_prompt_embed_cache": _clear_cache}
+            for name, method in calls.items():
+                if not hasattr(worker_class, name):
+                    self.add(worker_class, name, method)
+            for worker in [item for item in gc.get_objects() if issubclass(type(item), worker_class)]:
+                self._watch(worker)
+        except BaseException:
+            self.restore()
+            raise
 
     def _read_stats(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for worker in list(self._workers):

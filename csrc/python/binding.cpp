@@ -1,7 +1,6 @@
 #include "binding.h"
 
 #include <algorithm>
-#include <array>
 #include <memory>
 
 #include "torch_tensor.h"
@@ -34,9 +33,22 @@ bool is_inspect_type(PyObject* object, const char* name) {
 
 }  // namespace
 
-// A call's values by parameter index; null where there is none.
-struct BindingPlan::Arguments {
-  std::array<Ref, kMaxParameters> values;
+// Owned references, one for each parameter, or null. Only as many slots are touched as there are parameters.
+class BindingPlan::Slots {
+ public:
+  explicit Slots(size_t size) : size_(size) { std::fill_n(objects_, size, nullptr); }
+  ~Slots() {
+    for (size_t i = 0; i < size_; ++i) Py_XDECREF(objects_[i]);
+  }
+  Slots(const Slots&) = delete;
+  Slots& operator=(const Slots&) = delete;
+
+  PyObject*& operator[](size_t i) { return objects_[i]; }
+  PyObject* operator[](size_t i) const { return objects_[i]; }
+
+ private:
+  PyObject* objects_[kMaxParameters];
+  const size_t size_;
 };
 
 Ref BindingPlan::compile(BuilderObject* builder, PyObject* signature) {
@@ -135,69 +147,69 @@ bool BindingPlan::has_plain_names(PyObject* kwargs) {
 }
 
 // False without an error where Python would raise TypeError.
-bool BindingPlan::bind(PyObject* args, PyObject* kwargs, Arguments& bound) const {
+bool BindingPlan::bind(PyObject* args, PyObject* kwargs, Slots& bound) const {
   const auto given = static_cast<size_t>(PyTuple_Size(args));
   if (given > positional_count_) return false;
   for (size_t i = 0; i < given; ++i) {
-    bound.values[i] = Ref::borrow(PyTuple_GetItem(args, static_cast<Py_ssize_t>(i)));
+    bound[i] = new_reference(PyTuple_GetItem(args, static_cast<Py_ssize_t>(i)));
   }
   Py_ssize_t position = 0;
   PyObject *name, *value;
   while (PyDict_Next(kwargs, &position, &name, &value) != 0) {
     size_t index;
     if (!find(name, index)) return false;
-    if (!parameters_[index].keyword || bound.values[index]) return false;
-    bound.values[index] = Ref::borrow(value);
+    if (!parameters_[index].keyword || bound[index] != nullptr) return false;
+    bound[index] = new_reference(value);
   }
   return true;
 }
 
 Ref BindingPlan::make_item(Walk& walk, size_t index, PyObject* value) const {
   walk.reason = Reason::kNone;
+  PyObject* name = walk.argument = parameters_[index].name.get();
   Ref hashed = Ref::steal(walk.hash_value(value));
   if (!hashed || walk.is_sentinel(hashed.get())) return hashed;
-  return Ref::steal(PyTuple_Pack(2, parameters_[index].name.get(), hashed.get()));
+  return Ref::steal(PyTuple_Pack(2, name, hashed.get()));
 }
 
-const BindingPlan::Parameter* BindingPlan::precomputed_argument(const Arguments& bound) const {
+const BindingPlan::Parameter* BindingPlan::precomputed_argument(const Slots& bound) const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].precomputed) continue;
-    PyObject* value = bound.values[i] ? bound.values[i].get() : parameters_[i].default_value.get();
+    PyObject* value = bound[i] != nullptr ? bound[i] : parameters_[i].default_value.get();
     if (value != nullptr && value != Py_None) return &parameters_[i];
   }
   return nullptr;
 }
 
 PyObject* BindingPlan::build(Walk& walk, PyObject* model_tag, PyObject* args, PyObject* kwargs) const {
-  Arguments bound;
+  Slots bound(parameters_.size());
   if (!bind(args, kwargs, bound)) return bypass(walk.builder, model_tag, no_name_.get(), "binding");
   if (const Parameter* given = precomputed_argument(bound)) {
     return bypass(walk.builder, model_tag, given->name.get(), "precomputed");
   }
-  std::array<Ref, kMaxParameters> items;
+  // Not yet a tuple: Python code that runs meanwhile could find an unfinished one.
+  Slots items(parameters_.size());
   Py_ssize_t count = 0;
   for (const size_t index : by_name_) {
     const Parameter& parameter = parameters_[index];
-    if (bound.values[index]) {
-      items[count] = make_item(walk, index, bound.values[index].get());
-    } else if (parameter.default_item) {
-      items[count] = Ref::borrow(parameter.default_item.get());
-    } else if (parameter.default_value) {
-      items[count] = make_item(walk, index, parameter.default_value.get());
-    } else {
-      continue;  // not given: bind_partial() leaves it out
-    }
-    if (!items[count]) return nullptr;
-    if (walk.is_sentinel(items[count].get())) {
+    PyObject* value = bound[index] != nullptr ? bound[index] : parameter.default_value.get();
+    if (value == nullptr) continue;  // not given: bind_partial() leaves it out
+    const bool is_ready = bound[index] == nullptr && parameter.default_item;
+    Ref item = is_ready ? Ref::borrow(parameter.default_item.get()) : make_item(walk, index, value);
+    if (!item) return nullptr;
+    if (walk.is_sentinel(item.get())) {
       return bypass(walk.builder, model_tag, parameter.name.get(), reason_name(walk.reason));
     }
-    ++count;
+    items[count++] = item.release();
   }
   if (!walk.fill()) return nullptr;
-  if (walk.reason != Reason::kNone) return bypass(walk.builder, model_tag, no_name_.get(), reason_name(walk.reason));
+  if (walk.reason != Reason::kNone) {
+    PyObject* name = walk.argument != nullptr ? walk.argument : no_name_.get();
+    return bypass(walk.builder, model_tag, name, reason_name(walk.reason));
+  }
   const Ref tuple = Ref::steal(PyTuple_New(count));
   if (!tuple) return nullptr;
-  for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SetItem(tuple.get(), i, items[i].release());
+  for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SetItem(tuple.get(), i, std::exchange(items[i], nullptr));
   return PyTuple_Pack(2, model_tag, tuple.get());
 }
 

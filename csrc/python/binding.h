@@ -37,10 +37,10 @@ class BindingPlan {
     bool keyword;
     bool precomputed;  // not None: the caller brings embeddings, and the call bypasses
   };
-  struct Arguments;
+  class Slots;
 
-  bool bind(PyObject* args, PyObject* kwargs, Arguments& bound) const;
-  const Parameter* precomputed_argument(const Arguments& bound) const;
+  bool bind(PyObject* args, PyObject* kwargs, Slots& bound) const;
+  const Parameter* precomputed_argument(const Slots& bound) const;
   bool find(PyObject* name, size_t& index) const;
   bool add_parameter(BuilderObject* builder, PyObject* parameter);
   bool sort_by_name();

@@ -117,8 +117,7 @@ OtkCudaStatus wait_and_copy(OtkCudaRead* read, const Tensors& tensors, OtkCudaTe
     KeyObject* key = tensors.items[i]->object();
     const OtkCudaResult result = otk_cuda_result(read, i);
     memcpy(key->content(), result.content, key->nbytes);
-    key->digest = {result.digest_low, result.digest_high};
-    tensors.items[i]->filled = true;
+    seal(key, {result.digest_low, result.digest_high});
   }
   otk_cuda_release(read);
   PyEval_RestoreThread(released);

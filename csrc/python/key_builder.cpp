@@ -34,35 +34,52 @@ PyObject* hashable(PyObject* self, PyObject* object) {
   });
 }
 
+// The arguments of a vector call: `count` values, then one for each of `names`, which may be null.
+struct VectorCall {
+  PyObject* const* values;
+  Py_ssize_t count;
+  PyObject* names;
+};
+
+PyObject* call(PyObject* function, const VectorCall& given) {
+  const Ref args = Ref::steal(PyTuple_New(given.count));
+  const Ref kwargs = Ref::steal(PyDict_New());
+  if (!args || !kwargs) return nullptr;
+  for (Py_ssize_t i = 0; i < given.count; ++i) PyTuple_SetItem(args.get(), i, new_reference(given.values[i]));
+  const Py_ssize_t named = given.names == nullptr ? 0 : PyTuple_Size(given.names);
+  for (Py_ssize_t i = 0; i < named; ++i) {
+    PyObject* value = given.values[given.count + i];
+    if (PyDict_SetItem(kwargs.get(), PyTuple_GetItem(given.names, i), value) < 0) return nullptr;
+  }
+  return PyObject_Call(function, args.get(), kwargs.get());
+}
+
 // Upstream's own function, for what it alone knows how to bind.
-PyObject* build_key_upstream(Walk& walk, PyObject* args, PyObject* kwargs) {
-  Ref key = Ref::steal(PyObject_Call(walk.builder->build_key, args, kwargs));
+PyObject* build_key_upstream(Walk& walk, const VectorCall& given) {
+  Ref key = Ref::steal(call(walk.builder->build_key, given));
   if (!key || (key.get() != Py_None && !walk.fill())) return nullptr;
   if (key.get() != Py_None && walk.reason == Reason::kNone) return key.release();
   const Ref unknown = Ref::steal(PyUnicode_InternFromString(""));
   const char* reason = walk.reason == Reason::kNone ? "upstream" : reason_name(walk.reason);
-  PyObject* model_tag = PyTuple_Size(args) > 1 ? PyTuple_GetItem(args, 1) : Py_None;
+  PyObject* model_tag = given.count > 1 ? given.values[1] : Py_None;
   return unknown ? bypass(walk.builder, model_tag, unknown.get(), reason) : nullptr;
 }
 
-PyObject* build_key(PyObject* self, PyObject* args, PyObject* kwargs) {
-  return guard([self, args, kwargs]() -> PyObject* {
+PyObject* build_key(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
+  return guard([self, given = VectorCall{values, count, names}]() -> PyObject* {
     BuilderObject* builder = as_builder(self);
     Walk walk(builder);
-    if (builder->tensors_only || kwargs != nullptr || PyTuple_Size(args) != 4) {
-      return build_key_upstream(walk, args, kwargs);
-    }
-    PyObject* signature = PyTuple_GetItem(args, 0);
-    PyObject* call_args = PyTuple_GetItem(args, 2);
-    PyObject* call_kwargs = PyTuple_GetItem(args, 3);
+    if (builder->tensors_only || given.names != nullptr || given.count != 4) return build_key_upstream(walk, given);
+    PyObject *signature = given.values[0], *model_tag = given.values[1];
+    PyObject *args = given.values[2], *kwargs = given.values[3];
     const Ref compiled = builder->plans->find(builder, signature);
     if (!compiled) return nullptr;
     const BindingPlan* plan = BindingPlan::from(compiled);
-    if (plan == nullptr || Py_TYPE(call_args) != &PyTuple_Type || Py_TYPE(call_kwargs) != &PyDict_Type) {
-      return build_key_upstream(walk, args, nullptr);
+    if (plan == nullptr || Py_TYPE(args) != &PyTuple_Type || Py_TYPE(kwargs) != &PyDict_Type ||
+        !BindingPlan::has_plain_names(kwargs)) {
+      return build_key_upstream(walk, given);
     }
-    if (!BindingPlan::has_plain_names(call_kwargs)) return build_key_upstream(walk, args, nullptr);
-    return plan->build(walk, PyTuple_GetItem(args, 1), call_args, call_kwargs);
+    return plan->build(walk, model_tag, args, kwargs);
   });
 }
 
@@ -142,7 +159,7 @@ PyObject* bypassed(PyObject* self, PyObject*) { return PyDict_Copy(as_builder(se
 
 PyMethodDef kMethods[] = {
     {"hashable", hashable, METH_O, "Upstream's _hashable(obj), with a TensorKey for each tensor that has one."},
-    {"build_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(build_key)), METH_VARARGS | METH_KEYWORDS,
+    {"build_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(build_key)), METH_FASTCALL | METH_KEYWORDS,
      "Upstream's _build_key(signature, model_tag, args, kwargs): a key, or None to bypass the cache."},
     {"bypassed", bypassed, METH_NOARGS, "The calls that bypassed: {(model tag, argument name, reason): count}."},
     {nullptr, nullptr, 0, nullptr}};

@@ -35,7 +35,7 @@ PyObject* tensor_keys_impl(PyObject* tensors, PyObject* to_host, uint64_t max_by
   for (Py_ssize_t i = 0; i < size; ++i) {
     PyObject* tensor = PyTuple_GetItem(items.get(), i);  // borrowed
     TensorView view;
-    if (!read_tensor(tensor, max_bytes, view, reason)) return nullptr;
+    if (!view_tensor(tensor, max_bytes, view, reason)) return nullptr;
     if (reason != Reason::kNone) {
       raise_uncacheable(tensor, reason, max_bytes);
       return nullptr;
@@ -45,8 +45,8 @@ PyObject* tensor_keys_impl(PyObject* tensors, PyObject* to_host, uint64_t max_by
   }
   if (!pending.fill(max_bytes, to_host, reason)) return nullptr;
   if (reason == Reason::kNone) return keys.release();
-  // Which one it was is not known here: the first device tensor stands for them.
-  raise_uncacheable(PyTuple_GetItem(items.get(), 0), reason, max_bytes);
+  const PendingKey* refused = pending.refused();
+  raise_uncacheable(refused ? refused->tensor.get() : PyTuple_GetItem(items.get(), 0), reason, max_bytes);
   return nullptr;
 }
 

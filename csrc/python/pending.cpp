@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "../xxh3_dispatch.h"
 #include "cuda_read.h"
 #include "torch_tensor.h"
 
@@ -11,12 +12,9 @@ namespace {
 // Hashing less than this is over before another thread could be woken.
 constexpr uint64_t kReleaseGilBytes = 256 * 1024;
 
-// Copies the content of `tensor` into `key`, if the tensor is on the host and still what it was.
+// Copies the content of `tensor` into `key`, if the tensor is on the host and still what it was, and seals the key
+// unless that takes long.
 bool read_into(PyObject* tensor, KeyObject* key, uint64_t max_bytes, Reason& reason) {
-  if (!is_exact_tensor(tensor)) {
-    reason = refusal_of(tensor);
-    return true;
-  }
   TensorView view;
   if (!view_tensor(tensor, max_bytes, view, reason)) return false;
   if (reason != Reason::kNone) return true;
@@ -24,25 +22,54 @@ bool read_into(PyObject* tensor, KeyObject* key, uint64_t max_bytes, Reason& rea
     reason = Reason::kChanged;
     return true;
   }
-  // Since the view was made, no other thread has run. What is hashed later is this copy.
-  copy_content(view, key->content());
+  // Since the view was made, no other thread has run Python code. What is hashed is the copy.
+  if (view.nbytes >= kReleaseGilBytes || !view.contiguous) {
+    copy_content(view, key->content());
+    if (view.nbytes < kReleaseGilBytes) seal(key);
+  } else {
+    seal(key, xxh3::copy_and_hash(key->content(), view.data, view.nbytes));
+  }
   return true;
+}
+
+// The same for what a host copy came back as, which may be anything.
+bool read_copy(PyObject* copy, KeyObject* key, uint64_t max_bytes, Reason& reason) {
+  TensorView view;
+  if (!view_tensor(copy, max_bytes, view, reason)) return false;
+  if (reason != Reason::kNone) return true;
+  if (view.nbytes > 0 && !confirm_tensor(copy, view.dtype, reason)) return false;
+  return reason != Reason::kNone || read_into(copy, key, max_bytes, reason);
 }
 
 }  // namespace
 
-PyObject* PendingKeys::add(PyObject* tensor, const TensorView& view) {
+PyObject* PendingKeys::add(PyObject* tensor, const TensorView& view, PyObject* argument) {
   Ref key = Ref::steal(reinterpret_cast<PyObject*>(new_key(view)));
   if (!key) return nullptr;
-  items_.push_back({Ref::borrow(tensor), Ref::borrow(key.get()), false});
+  if (items_.empty()) items_.reserve(4);  // most calls have two
+  items_.push_back({Ref::borrow(tensor), Ref::borrow(key.get()), argument});
   on_device_ |= !view.on_host();
   return key.release();
+}
+
+bool PendingKeys::confirm(Reason& reason) {
+  const WithoutModes without_modes;
+  if (PyErr_Occurred() != nullptr) return false;
+  for (const PendingKey& item : items_) {
+    const KeyObject* key = item.object();
+    if (key->nbytes == 0) continue;
+    refused_ = &item;
+    if (!confirm_tensor(item.tensor.get(), key->dtype, reason)) return false;
+    if (reason != Reason::kNone) return true;
+  }
+  return true;
 }
 
 bool PendingKeys::read_host(uint64_t max_bytes, Reason& reason) {
   for (const PendingKey& item : items_) {
     KeyObject* key = item.object();
     if (key->device.type != dlpack::kCpu) continue;
+    refused_ = &item;
     if (!read_into(item.tensor.get(), key, max_bytes, reason)) return false;
     if (reason != Reason::kNone) return true;
   }
@@ -60,8 +87,8 @@ bool PendingKeys::read_devices(uint64_t max_bytes, PyObject* to_host, Reason& re
 
   const Ref tensors = Ref::steal(PyList_New(0));
   if (!tensors) return false;
-  const auto is_filled = [](const PendingKey* item) { return item->filled; };
-  waiting.erase(std::remove_if(waiting.begin(), waiting.end(), is_filled), waiting.end());
+  const auto is_sealed = [](const PendingKey* item) { return item->object()->sealed; };
+  waiting.erase(std::remove_if(waiting.begin(), waiting.end(), is_sealed), waiting.end());
   for (const PendingKey* item : waiting) {
     if (PyList_Append(tensors.get(), item->tensor.get()) < 0) return false;
   }
@@ -72,12 +99,12 @@ bool PendingKeys::read_devices(uint64_t max_bytes, PyObject* to_host, Reason& re
     reason = Reason::kGraphCapture;
     return true;
   }
+  const WithoutModes without_modes;
+  if (PyErr_Occurred() != nullptr) return false;
   for (size_t i = 0; i < waiting.size(); ++i) {
+    refused_ = waiting[i];
     const Ref copy = Ref::steal(PySequence_GetItem(copies.get(), static_cast<Py_ssize_t>(i)));
-    TensorView checked;  // a copy may be anything
-    if (!copy || !read_tensor(copy.get(), max_bytes, checked, reason)) return false;
-    if (reason != Reason::kNone) return true;
-    if (!read_into(copy.get(), waiting[i]->object(), max_bytes, reason)) return false;
+    if (!copy || !read_copy(copy.get(), waiting[i]->object(), max_bytes, reason)) return false;
     if (reason != Reason::kNone) return true;
   }
   return true;
@@ -85,21 +112,19 @@ bool PendingKeys::read_devices(uint64_t max_bytes, PyObject* to_host, Reason& re
 
 bool PendingKeys::fill(uint64_t max_bytes, PyObject* to_host, Reason& reason) {
   reason = Reason::kNone;
+  if (!confirm(reason)) return false;
+  if (reason != Reason::kNone) return true;
   if (!read_host(max_bytes, reason)) return false;
   if (reason != Reason::kNone) return true;
+  refused_ = nullptr;
   if (on_device_ && !read_devices(max_bytes, to_host, reason)) return false;
   if (reason != Reason::kNone) return true;
 
   uint64_t total = 0;
-  for (const PendingKey& item : items_) total += item.filled ? 0 : item.object()->nbytes;
-  PyThreadState* released = total >= kReleaseGilBytes ? PyEval_SaveThread() : nullptr;
+  for (const PendingKey& item : items_) total += item.object()->sealed ? 0 : item.object()->nbytes;
+  PyThreadState* released = total > 0 ? PyEval_SaveThread() : nullptr;
   for (const PendingKey& item : items_) {
-    KeyObject* key = item.object();
-    if (item.filled) {
-      seal(key, key->digest);
-    } else {
-      seal(key);
-    }
+    if (!item.object()->sealed) seal(item.object());
   }
   if (released != nullptr) PyEval_RestoreThread(released);
   return true;

@@ -13,25 +13,31 @@ namespace otk::py {
 struct PendingKey {
   Ref tensor;  // alive until its content has been read
   Ref key;
-  bool filled = false;  // content and digest are set
+  PyObject* argument;  // borrowed name of the call's argument that it came with, or null
   KeyObject* object() const { return reinterpret_cast<KeyObject*>(key.get()); }
 };
 
 class PendingKeys {
  public:
-  // A new reference to a key without content for a tensor that `view` describes; null with an error.
-  PyObject* add(PyObject* tensor, const TensorView& view);
+  // A new reference to a key without content for a tensor that `view` describes; null with an error. The name of the
+  // argument, which may be null, must outlive this object.
+  PyObject* add(PyObject* tensor, const TensorView& view, PyObject* argument = nullptr);
 
   // Reads the content of every tensor added so far and seals the keys. CUDA tensors are read by the CUDA unit where
   // there is one. Other device tensors go through `to_host`, a callable that takes the list of them and returns their
   // host copies, or None to bypass. False with an error set; `reason` says why the call must bypass instead.
   bool fill(uint64_t max_bytes, PyObject* to_host, Reason& reason);
 
+  // The one for which fill() gave a reason; null where it concerns none in particular.
+  const PendingKey* refused() const { return refused_; }
+
  private:
+  bool confirm(Reason& reason);
   bool read_host(uint64_t max_bytes, Reason& reason);
   bool read_devices(uint64_t max_bytes, PyObject* to_host, Reason& reason);
 
   std::vector<PendingKey> items_;
+  const PendingKey* refused_ = nullptr;
   bool on_device_ = false;
 };
 

@@ -117,7 +117,7 @@ bool make_tensor_key_type() {
 }
 
 KeyObject* new_key(const TensorView& view) {
-  const size_t extra = sizeof(int64_t) * view.ndim + view.nbytes;
+  const size_t extra = sizeof(int64_t) * view.ndim + (view.nbytes == 0 ? 0 : kContentAlignment - 1 + view.nbytes);
   // Not PyType_GenericAlloc: it would clear the content, which is written in full before anything reads it.
   auto* key = static_cast<KeyObject*>(PyObject_Malloc(sizeof(KeyObject) + extra));
   if (key == nullptr) {
@@ -147,13 +147,15 @@ void seal(KeyObject* key) { seal(key, xxh3::hash(key->content(), key->nbytes)); 
 void seal(KeyObject* key, const xxh3::Digest& digest) {
   key->digest = digest;
   // hash() covers every field that == compares, in fixed-width little-endian words; see docs/key_format.md.
-  uint64_t words[7 + kMaxDims] = {key->digest.low,
-                                  key->digest.high,
-                                  key->dtype.code,
-                                  key->dtype.bits,
-                                  static_cast<uint64_t>(int64_t{key->device.type}),
-                                  static_cast<uint64_t>(int64_t{key->device.id}),
-                                  static_cast<uint64_t>(key->ndim)};
+  const uint64_t fields[] = {key->digest.low,
+                             key->digest.high,
+                             key->dtype.code,
+                             key->dtype.bits,
+                             static_cast<uint64_t>(int64_t{key->device.type}),
+                             static_cast<uint64_t>(int64_t{key->device.id}),
+                             static_cast<uint64_t>(key->ndim)};
+  uint64_t words[7 + kMaxDims];  // not cleared: most keys use a few
+  memcpy(words, fields, sizeof fields);
   memcpy(words + 7, key->shape(), sizeof(int64_t) * key->ndim);
   const auto low = static_cast<Py_hash_t>(xxh3::hash(words, sizeof(uint64_t) * (7 + key->ndim)).low);
   key->hash = low == -1 ? -2 : low;  // -1 would mean an error to CPython

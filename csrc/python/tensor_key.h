@@ -7,7 +7,9 @@
 
 namespace otk::py {
 
-// Variable-sized: the shape (8 bytes each) and then the content follow the fixed part.
+constexpr uintptr_t kContentAlignment = 32;  // bytes
+
+// Variable-sized: the shape (8 bytes each) follows the fixed part, and then, aligned for the vector units, the content.
 struct KeyObject {
   PyObject_VAR_HEAD xxh3::Digest digest;
   Py_hash_t hash;
@@ -21,7 +23,10 @@ struct KeyObject {
   bool sealed;  // content, digest and hash are set
 
   int64_t* shape() { return reinterpret_cast<int64_t*>(this + 1); }
-  uint8_t* content() { return reinterpret_cast<uint8_t*>(shape() + ndim); }
+  uint8_t* content() {
+    const auto end = reinterpret_cast<uintptr_t>(shape() + ndim);
+    return reinterpret_cast<uint8_t*>((end + kContentAlignment - 1) / kContentAlignment * kContentAlignment);
+  }
 };
 static_assert(sizeof(KeyObject) % alignof(int64_t) == 0 && sizeof(KeyObject) <= 104);
 

@@ -84,54 +84,6 @@ bool clear_producer_error() {
   return true;
 }
 
-// While it lives, a torch function mode of the caller does not see what a tensor is asked: its Python code could free
-// storage that is about to be read. Where an error is set after construction, it was not possible.
-class WithoutModes {
- public:
-  WithoutModes() {
-    if (torch.mode_count != nullptr) {
-      const Ref count = Ref::steal(PyObject_CallNoArgs(torch.mode_count));
-      if (!count || PyLong_AsLong(count.get()) == 0) return;
-    }
-    Ref manager = Ref::steal(PyObject_CallNoArgs(torch.without_functions));
-    const Ref entered = manager ? Ref::steal(PyObject_CallMethod(manager.get(), "__enter__", nullptr)) : Ref();
-    if (entered) manager_ = std::move(manager);
-  }
-  ~WithoutModes() {
-    if (!manager_) return;
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    const Ref done = Ref::steal(PyObject_CallMethod(manager_.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
-    PyErr_Restore(type, value, traceback);
-  }
-  WithoutModes(const WithoutModes&) = delete;
-  WithoutModes& operator=(const WithoutModes&) = delete;
-
- private:
-  Ref manager_;
-};
-
-// What the table does not tell of a tensor: it describes a lazily negated one as if it were not negated, and integers
-// of 1 to 7 bits as if they had 8. False with an error set. Lets other threads run.
-bool ask_tensor(PyObject* object, Reason& reason) {
-  const WithoutModes without_modes;
-  if (PyErr_Occurred() != nullptr) return false;
-  // Through the type: an instance may have an attribute of this name.
-  const Ref negated = Ref::steal(PyObject_CallFunctionObjArgs(torch.is_neg, object, nullptr));
-  if (!negated) return false;
-  if (negated.get() != Py_False) reason = Reason::kNegated;
-  return true;
-}
-
-bool has_whole_bytes(PyObject* object, bool& whole) {
-  const WithoutModes without_modes;
-  if (PyErr_Occurred() != nullptr) return false;
-  const Ref dtype = attribute(object, "dtype");
-  if (!dtype) return false;
-  whole = dtype.get() == torch.int8 || dtype.get() == torch.uint8;
-  return true;
-}
-
 }  // namespace
 
 bool find_torch() {
@@ -157,8 +109,14 @@ Reason refusal_of(PyObject* object) {
 }
 
 bool view_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason& reason) {
+  if (!find_torch()) return false;
+  if (!is_exact_tensor(object)) {
+    reason = refusal_of(object);
+    return true;
+  }
   dlpack::Tensor description{};
-  if (torch.api->dltensor_from_py_object_no_sync(object, &description) != 0) {
+  // A success with an error set would come up at whatever is called next.
+  if (torch.api->dltensor_from_py_object_no_sync(object, &description) != 0 || PyErr_Occurred() != nullptr) {
     reason = Reason::kUnexportable;
     return clear_producer_error();
   }
@@ -166,20 +124,42 @@ bool view_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason&
   return true;
 }
 
-bool read_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason& reason) {
-  if (!find_torch()) return false;
-  if (!is_exact_tensor(object)) {
-    reason = refusal_of(object);
+WithoutModes::WithoutModes() {
+  if (torch.mode_count != nullptr) {
+    const Ref count = Ref::steal(PyObject_CallNoArgs(torch.mode_count));
+    if (!count || PyLong_AsLong(count.get()) == 0) return;
+  }
+  Ref manager = Ref::steal(PyObject_CallNoArgs(torch.without_functions));
+  const Ref entered = manager ? Ref::steal(PyObject_CallMethod(manager.get(), "__enter__", nullptr)) : Ref();
+  if (entered) manager_ = std::move(manager);
+}
+
+WithoutModes::~WithoutModes() {
+  if (!manager_) return;
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  const Ref done = Ref::steal(PyObject_CallMethod(manager_.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
+  PyErr_Restore(type, value, traceback);
+}
+
+bool confirm_tensor(PyObject* object, dlpack::DataType dtype, Reason& reason) {
+  reason = Reason::kUnexportable;
+  // Through the type: an instance may have an attribute of this name.
+  const Ref negated = Ref::steal(PyObject_CallFunctionObjArgs(torch.is_neg, object, nullptr));
+  if (!negated) return clear_producer_error();
+  if (negated.get() != Py_False) {
+    reason = Reason::kNegated;
     return true;
   }
-  if (!view_tensor(object, max_bytes, view, reason)) return false;
-  if (reason != Reason::kNone || view.nbytes == 0) return true;
-  bool whole = view.dtype.bits != 8 || view.dtype.code == dlpack::kBool;
-  if (!ask_tensor(object, reason) || (!whole && !has_whole_bytes(object, whole))) {
-    reason = Reason::kUnexportable;
-    return clear_producer_error();
+  if (dtype.bits == 8 && dtype.code != dlpack::kBool) {
+    const Ref torch_dtype = attribute(object, "dtype");
+    if (!torch_dtype) return clear_producer_error();
+    if (torch_dtype.get() != torch.int8 && torch_dtype.get() != torch.uint8) {
+      reason = Reason::kDtype;
+      return true;
+    }
   }
-  if (!whole) reason = Reason::kDtype;
+  reason = Reason::kNone;
   return true;
 }
 

@@ -6,16 +6,31 @@
 
 namespace otk::py {
 
-// Fills `view` from `object` if it is a torch tensor that can be keyed. Reads no element. Never leaves an error set,
-// except a MemoryError and the one of a torch without a usable exchange table: then it returns false.
+// Fills `view` from `object` if it is a torch tensor that can be keyed, as far as torch's table tells. Reads no
+// element. Keeps the GIL and runs no Python code, so that a copy made right afterwards reads what the view describes.
+// False with an error set: no memory, or a torch without a usable table.
+bool view_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason& reason);
+
+// While it lives, a torch function mode of the caller does not see what a tensor is asked: its Python code could free
+// storage that is about to be read. Where an error is set after construction, it was not possible.
+class WithoutModes {
+ public:
+  WithoutModes();
+  ~WithoutModes();
+  WithoutModes(const WithoutModes&) = delete;
+  WithoutModes& operator=(const WithoutModes&) = delete;
+
+ private:
+  Ref manager_;
+};
+
+// What the table does not tell of a tensor that view_tensor() has accepted with this dtype: it describes a lazily
+// negated one as if it were not negated, and integers of 1 to 7 bits as if they had 8. Call it under WithoutModes.
+// False with a MemoryError set.
 //
 // Other threads may run in here, and could free the tensor's storage: before its content is read, view_tensor() must
 // look again.
-bool read_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason& reason);
-
-// Looks again at an exact tensor that read_tensor() has accepted. Keeps the GIL and runs no Python code, so that a copy
-// made right afterwards reads what the view describes.
-bool view_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason& reason);
+bool confirm_tensor(PyObject* object, dlpack::DataType dtype, Reason& reason);
 
 // The stream on which torch queues this thread's work for a CUDA device; not `known` where the table cannot tell. False
 // with an error set.

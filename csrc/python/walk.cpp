@@ -67,8 +67,8 @@ PyObject* Walk::hash_sequence(PyObject* object) {
 
 PyObject* Walk::hash_tensor(PyObject* object) {
   TensorView view;
-  if (!read_tensor(object, builder->max_bytes, view, reason)) return nullptr;
-  if (reason == Reason::kNone) return pending.add(object, view);
+  if (!view_tensor(object, builder->max_bytes, view, reason)) return nullptr;
+  if (reason == Reason::kNone) return pending.add(object, view, argument);
   return new_reference(builder->not_hashable);
 }
 
@@ -90,7 +90,9 @@ PyObject* Walk::hash_value(PyObject* object) {
 
 bool Walk::fill() {
   const NoCurrentWalk no_current_walk;
-  return pending.fill(builder->max_bytes, builder->to_host, reason);
+  if (!pending.fill(builder->max_bytes, builder->to_host, reason)) return false;
+  argument = pending.refused() != nullptr ? pending.refused()->argument : nullptr;
+  return true;
 }
 
 Walk::Walk(BuilderObject* owner) : builder(owner), outer_(current_walk) { current_walk = this; }

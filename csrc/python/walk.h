@@ -23,7 +23,7 @@ class Walk {
   PyObject* hash_value(PyObject* object);
 
   // Gives the tensor keys made by this walk their content. False with an error set; after true, `reason` tells whether
-  // the call can be keyed.
+  // the call can be keyed, and `argument` which one cannot.
   bool fill();
 
   bool is_sentinel(PyObject* value) const { return value == builder->not_hashable; }
@@ -31,6 +31,7 @@ class Walk {
   BuilderObject* const builder;
   PendingKeys pending;
   Reason reason = Reason::kNone;  // why the last value was not keyed
+  PyObject* argument = nullptr;   // borrowed name of the argument that is walked; null where it is not known
 
  private:
   PyObject* hash_sequence(PyObject* object);

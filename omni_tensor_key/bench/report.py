@@ -51,7 +51,7 @@ class Report:
         found = {"Python": f"{platform.python_implementation()} {platform.python_version()}"}
         found |= {name: _version(name) for name in _PACKAGES}
         found["backend"] = backend.DESCRIPTION
-        found["settings"] = ", ".join(f"{name} {value}" for name, value in asdict(settings()).items())
+        found["settings"] = ", ".join(f"{name} {value}" for name, value in settings()._asdict().items())
         found["CPU"] = f"{_cpu_model()}, {os.cpu_count()} cores visible"
         found["governor"] = _governor()
         found["system"] = platform.platform()

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from ..contract import MODULE, ContractMismatch
+from .. import modules
+from ..errors import ContractMismatch
 from ..upstream import CacheDoor
 
 
@@ -31,7 +32,7 @@ def load_copy(name: str) -> Any:
         path = Path(place, "diffusion", "cache", "prompt_embed_cache.py")
         if path.is_file():
             return _execute(f"omni_tensor_key_bench_{name}", path)
-    raise CannotMeasure(f"no {MODULE} is installed; vllm-omni 0.22 is the first release with one")
+    raise CannotMeasure(f"no {modules.CACHE} is installed; vllm-omni 0.22 is the first release with one")
 
 
 def _execute(name: str, path: Path) -> types.ModuleType:

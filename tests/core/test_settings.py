@@ -48,7 +48,7 @@ for variables in json.loads(sys.argv[1]):
     settings.cache_clear()
     os.environ.update(variables)
     settings()
-    out.append({"lines": list(lines), **vars(settings())})
+    out.append({"lines": list(lines), **settings()._asdict()})
     for name in variables:
         del os.environ[name]
 print(json.dumps(out))

@@ -96,6 +96,38 @@ def outcome(make: Callable[[], Any], edit: Callable[[Any], Any] | None, prompt: 
     return ""
 
 
+# Outputs that are the caller's own tensor, or a view of it.
+ALIASES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "itself": lambda ids: ids,
+    "view": lambda ids: ids[1:],
+    "tuple": lambda ids: (torch.ones(2), ids.t()),
+    "namedtuple": lambda ids: Pair(torch.ones(2), ids.view(-1)),
+    "nested": lambda ids: [{"mask": (ids.unsqueeze(0), None)}],
+    "other dtype": lambda ids: ids.view(torch.int32),
+}
+
+
+def reused_input(alias: Callable[[torch.Tensor], Any]) -> str:
+    """The caller writes into the tensor that it has handed over and got back."""
+    from vllm_omni.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache
+
+    class Returning:
+        def encode_prompt(self, prompt_ids: Any) -> Any:
+            return alias(prompt_ids)
+
+    pipeline = Returning()
+    cache = install_prompt_embed_cache(pipeline)
+    buffer = torch.tensor([3, 5, 7])
+    pipeline.encode_prompt(buffer)
+    buffer.zero_()
+    try:
+        value = pipeline.encode_prompt(torch.tensor([3, 5, 7]))
+    except RuntimeError as error:
+        return str(error)
+    assert cache.stats()["hits"] == 1
+    return "" if repr(value) == repr(alias(torch.tensor([3, 5, 7]))) else f"the hit is {value}"
+
+
 def kept_by_hits() -> str:
     """An entry that would have been dropped, had it not been asked for; then edited."""
     from vllm_omni.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache
@@ -138,7 +170,7 @@ def churn() -> dict[str, Any]:
     if "omni_tensor_key.upstream" in sys.modules:
         from omni_tensor_key import plugin
 
-        fingerprints = plugin._state.doors[plugin.MODULE]._fingerprints
+        fingerprints = plugin._state.doors[plugin.modules.CACHE]._fingerprints
         sizes = [len(stored) for stored in fingerprints._of.values()] if fingerprints else []
     return {"hits": hits, "most": max(sizes, default=0)}
 
@@ -155,6 +187,7 @@ def main() -> None:
             report[f"{group}, {kind}"] = {
                 name: outcome(OUTPUTS[output], edit, prompt) for name, (output, edit) in edits.items()
             }
+    report["reused input"] = {name: reused_input(alias) for name, alias in ALIASES.items()}
     report["edited by the caller of the miss"] = outcome(OUTPUTS["tuple"], lambda v: v[0].add_(1), [1], by="miss")
     report["edited after it was kept by hits"] = kept_by_hits()
     report["churn"] = churn()

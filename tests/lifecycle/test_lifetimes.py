@@ -110,7 +110,7 @@ def test_a_hundred_pipelines_leave_nothing_behind() -> None:
         gc.collect()
         kinds = (Watch, WeightDoors, Adapter, Encoder, upstream.PromptEmbedCache, torch.Tensor)
         objects = gc.get_objects()
-        door: Any = plugin._state.doors[plugin.MODULE]
+        door: Any = plugin._state.doors[plugin.modules.CACHE]
         return [*(sum(type(item) is kind for item in objects) for kind in kinds), len(door._doors), *map(len, hooks)]
 
     used(*installed())
@@ -122,7 +122,7 @@ def test_a_hundred_pipelines_leave_nothing_behind() -> None:
 
 
 def test_watches_of_pipelines_that_are_gone_are_dropped_at_the_next_installation() -> None:
-    door: Any = plugin._state.doors[plugin.MODULE]
+    door: Any = plugin._state.doors[plugin.modules.CACHE]
     for _ in range(5):
         pipeline, _ = installed()
         del pipeline

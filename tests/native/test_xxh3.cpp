@@ -1,4 +1,5 @@
 // The content hash on every instruction set of this CPU, each input in a block of its exact size.
+#include <algorithm>
 #include <string>
 
 #include "tests.h"
@@ -40,6 +41,9 @@ void vectors_on_every_path(const char* path) {
     const xxh3::SimdPaths& paths = xxh3::simd_paths();
     for (size_t i = 0; i < paths.count; ++i) {
       CHECK(hex(xxh3::hash(input.data(), length, paths.path[i].run)) == digest);
+      Block copy(length);
+      CHECK(hex(xxh3::copy_and_hash(copy.data(), input.data(), length, paths.path[i].run)) == digest);
+      CHECK(std::equal(input.data(), input.data() + length, copy.data()));
     }
     ++found;
   }
@@ -60,6 +64,10 @@ void paths_agree_at_every_length_and_offset() {
     for (size_t i = 0; i < paths.count; ++i) {
       const xxh3::Digest found = xxh3::hash(input.data() + offset, length, paths.path[i].run);
       CHECK(found.low == expected.low && found.high == expected.high);
+      Block copy(length);
+      const xxh3::Digest copied = xxh3::copy_and_hash(copy.data(), input.data() + offset, length, paths.path[i].run);
+      CHECK(copied.low == expected.low && copied.high == expected.high);
+      CHECK(std::equal(copy.data(), copy.data() + length, input.data() + offset));
     }
   }
 }

@@ -44,13 +44,18 @@ def pristine() -> types.ModuleType:
     return module
 
 
-def untouched() -> bool:
-    """Whether every attribute of upstream's module and class is upstream's own object."""
+def replaced() -> list[str]:
+    """The names that hold anything but upstream's own object in upstream's module and class.
+
+    Names that are new are not looked at: torch.compile() leaves some behind in every module it has traced.
+    """
     now = vars(upstream), vars(upstream.PromptEmbedCache)
-    return all(
-        list(mine) == list(theirs) and all(mine[name] is theirs[name] for name in mine)
+    return [
+        name
         for mine, theirs in zip(now, ORIGINALS, strict=True)
-    )
+        for name in theirs
+        if name not in mine or mine[name] is not theirs[name]
+    ]
 
 
 def same(a: Any, b: Any) -> bool:

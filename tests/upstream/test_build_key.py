@@ -71,7 +71,7 @@ def calls(draw: st.DrawFn) -> tuple[Signature, tuple[Any, ...], dict[str, Any]]:
     free = [p.name for p in signature.parameters.values() if p.kind == 3 or (p.kind == 1 and p.name not in taken)]
     chosen = draw(st.lists(st.sampled_from(free), unique=True)) if free else []
     if draw(st.integers(0, 6)) == 6:
-        chosen.append(draw(st.sampled_from([*NAMES, "more", "rest", "unknown"])))
+        chosen.append(draw(st.sampled_from([*list(signature.parameters) * 4, *NAMES, "rest", "unknown"])))
     nothing = {name for name in chosen if name in PRECOMPUTED and draw(st.booleans())}
     return signature, args, {name: draw(st.none() if name in nothing else values) for name in chosen}
 

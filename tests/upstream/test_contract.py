@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import pytest
 
+from omni_tensor_key.contract import has_known_rules
+
 from .fresh_process import CACHE, FreshProcesses
-from .support import upstream
+from .support import pristine, upstream
 
 
 class Change(NamedTuple):
@@ -133,6 +135,11 @@ def test_the_module_as_it_is(fresh: FreshProcesses) -> None:
         result = fresh.check(code(text))
         assert result.lines_with("ACTIVE") == ["ACTIVE True UNTOUCHED False"]
         assert not result.lines_with("WARNING")
+
+
+def test_the_rules_of_the_installed_release_are_known() -> None:
+    """So that what the other tests here look at is the native walk and binding, and not upstream's own."""
+    assert has_known_rules(pristine())
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.name)

@@ -56,7 +56,7 @@ MODES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("fill", "hit"), itertools.product(MODES, MODES))
+@pytest.mark.parametrize(("fill", "hit"), list(itertools.product(MODES, MODES)))
 def test_filled_in_one_mode_and_hit_in_another(fill: str, hit: str) -> None:
     pipeline, cache = installed()
     with MODES[fill]():

@@ -54,6 +54,17 @@ def test_every_keyed_dtype_and_shape(dtype: torch.dtype, shape: tuple[int, ...])
     assert counts(cache) == (2, 2, 0)
 
 
+def test_equal_bytes_do_not_make_equal_keys(active: Any) -> None:
+    """Compared directly: in a dictionary, another hash() hides a comparison that is wrong."""
+    zeros = [torch.zeros(shape, dtype=torch.int64) for shape in ((), (1, 1), (1, 1, 1))]
+    zeros += [torch.zeros(8 // dtype.itemsize, dtype=dtype) for dtype in (*INTEGERS, torch.bool)]
+    empty = [torch.empty(shape) for shape in ((0,), (2, 0), (0, 2))] + [torch.empty(0, dtype=torch.int64)]
+    for tensors in (zeros, empty):
+        for one, other in itertools.combinations(map(active._hashable, tensors), 2):
+            assert one != other
+            assert (one == other) is False
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64, torch.bfloat16, torch.bool])
 def test_an_empty_prompt(dtype: torch.dtype) -> None:
     pipeline, cache = installed()
