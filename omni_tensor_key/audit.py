@@ -59,6 +59,11 @@ class Audit:
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def hides_prompt(self) -> bool:
+        """Whether calls for different prompts can have equal keys."""
+        return bool(self.warnings)
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)

@@ -180,6 +180,12 @@ def _release() -> Iterator[Finding]:
         yield Finding("processes", "ok", "every process of this release that runs a pipeline loads plugins")
 
 
+def _pipelines() -> Iterator[Finding]:
+    from .hidden_prompts import pipelines  # which prints with rich: not everything else here should fail without it
+
+    yield from pipelines()
+
+
 def _selfcheck() -> Iterator[Finding]:
     name = "self-check"
     by_hand = "Run `python -m omni_tensor_key.selfcheck` to see the whole error."
@@ -233,6 +239,7 @@ _PROBES: tuple[Callable[[], Iterator[Finding]], ...] = (
     _torch_device,
     _switches,
     _release,
+    _pipelines,
 )
 
 

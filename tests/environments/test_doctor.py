@@ -174,6 +174,36 @@ def test_the_self_check_tells_a_release_that_keys_tensors(reports: dict[str, Fut
     assert "this release keys tensors itself" in find(report, "contract")["seen"]
 
 
+def test_pipelines_that_hide_their_prompt(reports: dict[str, Future[Report]]) -> None:
+    """In vllm-omni 0.30: those that tests/conformance/test_hidden_state.py and docs/verl_omni.md are about."""
+    finding = find(reports["healthy"].result()[1], "pipelines")
+    assert finding["state"] == "note"
+    names = finding["seen"].split(":")[0]
+    assert names == "MingImagePipeline, MingImageDiffusionPipeline, MiniMaxH3Pipeline"
+
+
+def test_a_pipeline_of_verl_omni_that_hides_its_prompt(tmp_path: Path) -> None:
+    package = tmp_path / "verl_omni"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "broken.py").write_text("def encode_prompt(:")
+    (package / "adapter.py").write_text(
+        "class Hiding:\n"
+        "    def forward(self, request):\n"
+        "        self._ids = request.ids\n"
+        "        return self.encode_prompt('')\n"
+        "    def encode_prompt(self, prompt):\n"
+        "        return self.text_encoder(self._ids)\n"
+        "class Open:\n"
+        "    def encode_prompt(self, prompt_ids):\n"
+        "        return self.text_encoder(prompt_ids)\n"
+    )
+    code = "from omni_tensor_key import doctor; print(*doctor._pipelines(), sep='\\n')"
+    done = run_command([sys.executable, "-c", code], tmp_path, tmp_path)
+    assert "Hiding: calls for different prompts" in done.stdout, done.stderr
+    assert "Open" not in done.stdout
+
+
 def test_the_self_check_is_left_out_where_it_can_only_fail(reports: dict[str, Future[Report]]) -> None:
     for name in ("extension removed", "VLLM_PLUGINS", "vllm-omni 0.20"):
         assert find(reports[name].result()[1], "self-check")["state"] == "note"
