@@ -31,7 +31,7 @@ def hidden_prompts(folder: Path) -> Iterator[str]:
 
 def pipelines() -> Iterator[Finding]:
     """Doctor's word on them: the cache is wrong there whether this package is installed or not."""
-    found = []
+    found: list[str] = []
     for package, inside in _PLACES:
         if folder := installed_at(package):
             found += hidden_prompts(Path(folder, inside))
