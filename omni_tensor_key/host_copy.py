@@ -17,7 +17,8 @@ def note_host_copy(why: str) -> None:
     )
 
 
-def _is_capturing(device: torch.device) -> bool:
+def is_capturing(device: torch.device) -> bool:
+    """Whether the device's current stream is being captured into a graph."""
     module = torch.get_device_module(device)
     query = getattr(module, "is_current_stream_capturing", None)
     if query is None:
@@ -57,7 +58,7 @@ def to_host(tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
     of_device: dict[torch.device, list[int]] = {}
     for i, tensor in enumerate(tensors):
         of_device.setdefault(tensor.device, []).append(i)
-    if any(_is_capturing(device) for device in of_device):
+    if any(is_capturing(device) for device in of_device):
         return None
     copies = [tensor.detach() for tensor in tensors]
     for indices in of_device.values():

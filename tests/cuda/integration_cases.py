@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
+import subprocess
+import sys
 import threading
 import time
 import types
@@ -57,6 +60,8 @@ def otkdev() -> Iterator[types.ModuleType]:
 @pytest.fixture
 def fake(otkdev: types.ModuleType) -> Iterator[Fake]:
     fake = Fake()
+    tensor_keys([torch.arange(1, device=f"otkdev:{index}") for index in range(2)])  # the first use is compared
+    otkdev.reset_counters()
     fake.library.fake_reset()
     yield fake
     fake.library.fake_reset()
@@ -238,6 +243,60 @@ class Pipeline:
     def encode_prompt(self, prompt_ids: Any, attention_mask: Any = None, extra: Any = None) -> tuple[torch.Tensor, ...]:
         self.runs += 1
         return prompt_ids + 1, prompt_ids
+
+
+FIRST_USE = """
+import ctypes, logging, sys, threading
+import device_backend, torch
+from omni_tensor_key import _core, cuda_check, tensor_key, tensor_keys
+
+logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+fake = ctypes.CDLL(_core.__file__)
+fake.fake_poison(device_backend.POISON)
+otkdev = device_backend.load()
+def tensor(device=0):
+    return torch.arange(9, dtype=torch.uint8).to(f"otkdev:{device}")[1:]
+def right():
+    return tensor_key(tensor()).hexdigest == tensor_key(tensor().cpu()).hexdigest
+def launches():
+    return fake.fake_calls(b"launch")
+"""
+# What is done in a new process, and what it prints.
+FIRST_USES = {
+    "right": ("print(right(), launches(), right(), launches())", "True 2 True 3"),
+    "wrong": (
+        "fake.fake_be_wrong(); print(right(), launches(), right(), launches(), _core.use_cuda_unit(False))",
+        "ERROR omni_tensor_key: on otkdev:0 the CUDA unit read other bytes than torch (patterns 8, 9 of 11). "
+        "Please report this. CUDA tensors are copied to the host from now on, which gives the right keys but is "
+        "slower.\nTrue 1 True 1 False",
+    ),
+    "each device": ("print(right(), launches()); tensor_key(tensor(1)); print(launches())", "True 2\n4"),
+    "an error during it": (
+        "fake.fake_fail(b'launch', 0, 700)\ntry: right()\nexcept RuntimeError as error: print(str(error)[:24])\n"
+        "fake.fake_reset(); print(right(), launches())",
+        "omni_tensor_key: launchi\nTrue 2",
+    ),
+    "not during a capture": (
+        "cuda_check.is_capturing = lambda device: True\nprint(right(), launches())\n"
+        "cuda_check.is_capturing = lambda device: False\nprint(right(), launches())",
+        "True 0\nTrue 2",
+    ),
+    # Who comes meanwhile, does not wait for it and does not trust the unit either.
+    "two threads": (
+        "fake.fake_wait_ms(500)\nthread = threading.Thread(target=right); thread.start()\n"
+        "while not launches(): pass\nprint(right(), launches()); thread.join(); print(launches())",
+        "True 1\n2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_USES)
+def test_first_use(name: str) -> None:
+    code, printed = FIRST_USES[name]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", FIRST_USE + code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == printed, done.stderr
 
 
 def test_the_whole_path(otkdev: types.ModuleType, fake: Fake) -> None:

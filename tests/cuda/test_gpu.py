@@ -15,6 +15,7 @@ import xxhash
 from vectors import make
 
 from omni_tensor_key import UncacheableTensorError, _core, activate, deactivate, reference, tensor_key, tensor_keys
+from omni_tensor_key.cuda_check import compare_with_torch
 from omni_tensor_key.host_copy import to_host
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("gpu")]
@@ -53,6 +54,11 @@ def check(tensors: list[torch.Tensor]) -> None:
     expected = reference.tensor_keys(tensors, to_host, LIMIT)
     assert [key.digest for key in keys] == [key.digest for key in expected]
     assert [hash(key) for key in keys] == [hash(key) for key in expected]
+
+
+def test_the_comparison_of_the_first_use() -> None:
+    for index in range(torch.cuda.device_count()):
+        assert compare_with_torch(torch.zeros(1, device=f"cuda:{index}")) is True
 
 
 def test_vectors() -> None:

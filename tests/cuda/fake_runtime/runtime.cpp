@@ -31,6 +31,7 @@ struct Launch {
 };
 
 std::mutex mutex;
+std::mutex execution;  // a stream is waited for until all of it is done, whoever runs it
 std::map<std::string, int> calls;
 std::map<std::string, std::pair<int, int>> failures;  // call -> (calls that still succeed, error)
 std::map<Queue, std::vector<Launch>> queues;
@@ -38,6 +39,7 @@ std::set<Queue> capturing;
 std::set<int> contexts;
 uint8_t poison = 0;  // the test device keeps its bytes XOR-ed with this
 int wait_ms = 0;
+bool wrong = false;                    // the kernel gathers another byte
 thread_local void* context = nullptr;  // as the driver has it: none, or 1 + the device
 thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 
@@ -78,6 +80,7 @@ void run(const Launch& launch) {
     for (uint32_t phase = 0; phase < phase_count(request); ++phase) {
       for (uint32_t thread = 0; thread < kThreads; ++thread) run_phase(request, phase, thread, kThreads, *shared);
     }
+    if (wrong && request.unit == 1) request.content[request.nbytes - 1] ^= 1;
   }
 }
 
@@ -140,6 +143,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (capture_mode != cudaStreamCaptureModeRelaxed) return cudaErrorInvalidValue;
   if (const cudaError_t error = call("cudaStreamSynchronize")) return error;
   std::this_thread::sleep_for(std::chrono::milliseconds(wait_ms));
+  const std::lock_guard<std::mutex> one_at_a_time(execution);
   std::vector<Launch> launches;
   {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -201,5 +205,7 @@ EXPORT void fake_set_current_device(int device) {
 EXPORT int fake_capture_mode() { return capture_mode; }
 
 EXPORT void fake_poison(int byte) { poison = static_cast<uint8_t>(byte); }
+
+EXPORT void fake_be_wrong() { wrong = true; }
 
 EXPORT void fake_wait_ms(int milliseconds) { wait_ms = milliseconds; }
