@@ -176,7 +176,7 @@ def test_a_release_without_the_cache(
 def test_no_vllm_omni(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
-    for folder in [Path(entry) for entry in sys.path if entry.endswith("site-packages")]:
+    for folder in [Path(entry) for entry in sys.path if list(Path(entry).glob("*.dist-info"))]:
         for entry in folder.iterdir():
             if not entry.name.startswith(("vllm_omni", "__pycache__")) and not (site / entry.name).exists():
                 (site / entry.name).symlink_to(entry)
