@@ -31,6 +31,15 @@ bool is_inspect_type(PyObject* object, const char* name) {
   return type && reinterpret_cast<PyObject*>(Py_TYPE(object)) == type.get();
 }
 
+// The item of the argument that is walked.
+Ref make_item(Walk& walk, PyObject* value) {
+  walk.reason = Reason::kNone;
+  PyObject* name = walk.argument;
+  Ref hashed = Ref::steal(walk.hash_value(value));
+  if (!hashed || walk.is_sentinel(hashed.get())) return hashed;
+  return Ref::steal(PyTuple_Pack(2, name, hashed.get()));
+}
+
 }  // namespace
 
 // Owned references, one for each parameter, or null. Only as many slots are touched as there are parameters.
@@ -164,14 +173,6 @@ bool BindingPlan::bind(PyObject* args, PyObject* kwargs, Slots& bound) const {
   return true;
 }
 
-Ref BindingPlan::make_item(Walk& walk, size_t index, PyObject* value) const {
-  walk.reason = Reason::kNone;
-  PyObject* name = walk.argument = parameters_[index].name.get();
-  Ref hashed = Ref::steal(walk.hash_value(value));
-  if (!hashed || walk.is_sentinel(hashed.get())) return hashed;
-  return Ref::steal(PyTuple_Pack(2, name, hashed.get()));
-}
-
 const BindingPlan::Parameter* BindingPlan::precomputed_argument(const Slots& bound) const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].precomputed) continue;
@@ -189,13 +190,23 @@ PyObject* BindingPlan::build(Walk& walk, PyObject* model_tag, PyObject* args, Py
   }
   // Not yet a tuple: Python code that runs meanwhile could find an unfinished one.
   Slots items(parameters_.size());
+  size_t waiting[kMaxParameters];  // for an item whose tensor is not read yet: which of the pending ones it is
   Py_ssize_t count = 0;
   for (const size_t index : by_name_) {
     const Parameter& parameter = parameters_[index];
     PyObject* value = bound[index] != nullptr ? bound[index] : parameter.default_value.get();
     if (value == nullptr) continue;  // not given: bind_partial() leaves it out
+    walk.argument = parameter.name.get();
+    if (is_exact_tensor(value)) {
+      waiting[count++] = walk.defer(value);
+      continue;
+    }
     const bool is_ready = bound[index] == nullptr && parameter.default_item;
-    Ref item = is_ready ? Ref::borrow(parameter.default_item.get()) : make_item(walk, index, value);
+    if (!is_ready && !is_exact_scalar(value)) {
+      if (!walk.look_at_deferred()) return nullptr;
+      if (walk.reason != Reason::kNone) return bypass(walk.builder, model_tag, walk.argument, reason_name(walk.reason));
+    }
+    Ref item = is_ready ? Ref::borrow(parameter.default_item.get()) : make_item(walk, value);
     if (!item) return nullptr;
     if (walk.is_sentinel(item.get())) {
       return bypass(walk.builder, model_tag, parameter.name.get(), reason_name(walk.reason));
@@ -206,6 +217,12 @@ PyObject* BindingPlan::build(Walk& walk, PyObject* model_tag, PyObject* args, Py
   if (walk.reason != Reason::kNone) {
     PyObject* name = walk.argument != nullptr ? walk.argument : no_name_.get();
     return bypass(walk.builder, model_tag, name, reason_name(walk.reason));
+  }
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (items[i] != nullptr) continue;
+    const PendingKey& read = walk.pending.at(waiting[i]);
+    items[i] = PyTuple_Pack(2, read.argument, read.key.get());
+    if (items[i] == nullptr) return nullptr;
   }
   const Ref tuple = Ref::steal(PyTuple_New(count));
   if (!tuple) return nullptr;

@@ -44,7 +44,6 @@ class BindingPlan {
   bool find(PyObject* name, size_t& index) const;
   bool add_parameter(BuilderObject* builder, PyObject* parameter);
   bool sort_by_name();
-  Ref make_item(Walk& walk, size_t index, PyObject* value) const;
 
   Ref no_name_;  // "": no one argument is to blame
   std::vector<Parameter> parameters_;

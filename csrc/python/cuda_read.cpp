@@ -100,7 +100,7 @@ bool describe(PendingKey& item, uint64_t max_bytes, OtkCudaTensor& out, Reason& 
   TensorView view;
   if (!view_tensor(item.tensor.get(), max_bytes, view, reason)) return false;
   if (reason != Reason::kNone) return true;
-  if (!describes(key, view) || view.device.type != key->device.type || view.device.id != key->device.id) {
+  if (!describes(key, view) || !on_device_of(key, view)) {
     reason = Reason::kChanged;
     return true;
   }

@@ -9,16 +9,26 @@
 
 namespace otk::py {
 
-// A key without content and the tensor that it is the key of.
+// A tensor and its key.
 struct PendingKey {
-  Ref tensor;  // alive until its content has been read
-  Ref key;
-  PyObject* argument;  // borrowed name of the call's argument that it came with, or null
+  Ref tensor;           // alive until its content has been read
+  Ref key;              // null until the tensor has been looked at
+  PyObject* argument;   // borrowed name of the call's argument that it came with, or null
+  const uint8_t* data;  // of contiguous content, while it is being read
   KeyObject* object() const { return reinterpret_cast<KeyObject*>(key.get()); }
 };
 
 class PendingKeys {
  public:
+  // Takes a tensor without looking at it, which is cheaper: fill() or look() makes its key. The name of the argument
+  // must outlive this object. Returns where it is, for at().
+  size_t defer(PyObject* tensor, PyObject* argument);
+  const PendingKey& at(size_t index) const { return items_[index]; }
+
+  // Looks at the tensors that were deferred; to be called before other code runs, which may change them. False with an
+  // error set; `reason` says why the call must bypass instead.
+  bool look(uint64_t max_bytes, Reason& reason) { return look_until(items_.size(), max_bytes, reason); }
+
   // A new reference to a key without content for a tensor that `view` describes; null with an error. The name of the
   // argument, which may be null, must outlive this object.
   PyObject* add(PyObject* tensor, const TensorView& view, PyObject* argument = nullptr);
@@ -28,11 +38,13 @@ class PendingKeys {
   // host copies, or None to bypass. False with an error set; `reason` says why the call must bypass instead.
   bool fill(uint64_t max_bytes, PyObject* to_host, Reason& reason);
 
-  // The one for which fill() gave a reason; null where it concerns none in particular.
+  // The one for which fill() or look() gave a reason; null where it concerns none in particular.
   const PendingKey* refused() const { return refused_; }
 
  private:
-  bool confirm(Reason& reason);
+  bool look_until(size_t end, uint64_t max_bytes, Reason& reason);
+  bool confirm(uint64_t max_bytes, Reason& reason);
+  bool look_again(uint64_t max_bytes, Reason& reason);
   bool read_host(uint64_t max_bytes, Reason& reason);
   bool read_devices(uint64_t max_bytes, PyObject* to_host, Reason& reason);
 

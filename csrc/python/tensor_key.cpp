@@ -142,6 +142,10 @@ bool describes(KeyObject* key, const TensorView& view) {
          key->dtype.bits == view.dtype.bits && memcmp(key->shape(), view.shape, sizeof(int64_t) * view.ndim) == 0;
 }
 
+bool on_device_of(const KeyObject* key, const TensorView& view) {
+  return key->device.type == view.device.type && key->device.id == view.device.id;
+}
+
 void seal(KeyObject* key) { seal(key, xxh3::hash(key->content(), key->nbytes)); }
 
 void seal(KeyObject* key, const xxh3::Digest& digest) {

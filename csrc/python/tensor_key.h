@@ -38,8 +38,11 @@ bool make_tensor_key_type();
 // reading it raises. New reference, or null with an error.
 KeyObject* new_key(const TensorView& view);
 
-// Whether the key's shape, dtype, device and size are those of the view.
+// Whether the key's shape, dtype and size are those of the view.
 bool describes(KeyObject* key, const TensorView& view);
+
+// Whether the key's device is that of the view.
+bool on_device_of(const KeyObject* key, const TensorView& view);
 
 // Computes digest and hash from the content. Touches no Python state: it may run without the GIL.
 void seal(KeyObject* key);

@@ -142,24 +142,23 @@ WithoutModes::~WithoutModes() {
   PyErr_Restore(type, value, traceback);
 }
 
-bool confirm_tensor(PyObject* object, dlpack::DataType dtype, Reason& reason) {
-  reason = Reason::kUnexportable;
+bool confirm_tensor(PyObject* object, Reason& reason) {
   // Through the type: an instance may have an attribute of this name.
   const Ref negated = Ref::steal(PyObject_CallFunctionObjArgs(torch.is_neg, object, nullptr));
-  if (!negated) return clear_producer_error();
-  if (negated.get() != Py_False) {
-    reason = Reason::kNegated;
+  reason = !negated ? Reason::kUnexportable : negated.get() == Py_False ? Reason::kNone : Reason::kNegated;
+  return negated || clear_producer_error();
+}
+
+bool confirm_width(PyObject* object, const TensorView& view, Reason& reason) {
+  if (reason != Reason::kNone || view.dtype.bits != 8 || view.dtype.code == dlpack::kBool || view.nbytes == 0) {
     return true;
   }
-  if (dtype.bits == 8 && dtype.code != dlpack::kBool) {
-    const Ref torch_dtype = attribute(object, "dtype");
-    if (!torch_dtype) return clear_producer_error();
-    if (torch_dtype.get() != torch.int8 && torch_dtype.get() != torch.uint8) {
-      reason = Reason::kDtype;
-      return true;
-    }
+  const Ref dtype = attribute(object, "dtype");
+  if (!dtype) {
+    reason = Reason::kUnexportable;
+    return clear_producer_error();
   }
-  reason = Reason::kNone;
+  if (dtype.get() != torch.int8 && dtype.get() != torch.uint8) reason = Reason::kDtype;
   return true;
 }
 

@@ -24,13 +24,15 @@ class WithoutModes {
   Ref manager_;
 };
 
-// What the table does not tell of a tensor that view_tensor() has accepted with this dtype: it describes a lazily
-// negated one as if it were not negated, and integers of 1 to 7 bits as if they had 8. Call it under WithoutModes.
+// The table describes a lazily negated tensor as if it were not negated. This asks an exact tensor, under WithoutModes.
 // False with a MemoryError set.
 //
-// Other threads may run in here, and could free the tensor's storage: before its content is read, view_tensor() must
-// look again.
-bool confirm_tensor(PyObject* object, dlpack::DataType dtype, Reason& reason);
+// Other threads may run in here, and could free the tensor's storage: what view_tensor() said before is void.
+bool confirm_tensor(PyObject* object, Reason& reason);
+
+// The table describes integers of 1 to 7 bits as if they had 8. This asks an exact tensor, under WithoutModes, without
+// running other code, so that the view stays true. False with a MemoryError set.
+bool confirm_width(PyObject* object, const TensorView& view, Reason& reason);
 
 // The stream on which torch queues this thread's work for a CUDA device; not `known` where the table cannot tell. False
 // with an error set.

@@ -88,6 +88,13 @@ PyObject* Walk::hash_value(PyObject* object) {
   return hash_other(object);
 }
 
+bool Walk::look_at_deferred() {
+  PyObject* const current = argument;
+  if (!pending.look(builder->max_bytes, reason)) return false;
+  argument = reason == Reason::kNone ? current : pending.refused()->argument;
+  return true;
+}
+
 bool Walk::fill() {
   const NoCurrentWalk no_current_walk;
   if (!pending.fill(builder->max_bytes, builder->to_host, reason)) return false;

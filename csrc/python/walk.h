@@ -22,6 +22,13 @@ class Walk {
   // null with an error. Tensor keys have no content before fill().
   PyObject* hash_value(PyObject* object);
 
+  // Takes the tensor that is the whole of an argument; its key is made by fill() or look_at_deferred(). Returns where
+  // it is in `pending`.
+  size_t defer(PyObject* tensor) { return pending.defer(tensor, argument); }
+
+  // To be called before anything but deferred tensors and scalars is walked. As fill().
+  bool look_at_deferred();
+
   // Gives the tensor keys made by this walk their content. False with an error set; after true, `reason` tells whether
   // the call can be keyed, and `argument` which one cannot.
   bool fill();

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 from vllm.model_executor.models.utils import AutoWeightsLoader
-from vllm_omni.diffusion.models.anima import pipeline_anima
 
 from .conftest import Log
 from .support import WIDTH, Adapter, Encoder, LoadingEncoder, installed, is_hit, kept, new_weights, recomputed
@@ -51,6 +50,7 @@ def test_a_loader_put_on_the_object_always_clears(call: Any) -> None:
 
 def test_anima_replaces_its_encoder_whatever_the_names_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real load_weights() and encode_prompt(); only what they read from the disk is made up."""
+    pipeline_anima: Any = pytest.importorskip("vllm_omni.diffusion.models.anima.pipeline_anima")
 
     class Model(Encoder):
         dtype, device = torch.float32, torch.device("cpu")

@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +24,7 @@ if importlib.util.find_spec("torchvision") is None:
 
 import vllm_omni.platforms
 from vllm.config import VllmConfig
-from vllm_omni.diffusion.lora.manager import LoRABackend
+from vllm_omni.diffusion.lora import manager as lora_manager
 from vllm_omni.diffusion.worker import diffusion_model_runner, diffusion_worker
 from vllm_omni.diffusion.worker.diffusion_model_runner import DiffusionModelRunner
 from vllm_omni.diffusion.worker.diffusion_worker import CustomPipelineWorkerExtension as CustomPipelineWorkerExtension
@@ -85,6 +86,9 @@ class Runner(DiffusionModelRunner):
 
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any] = Adapter) -> list[Any]:
     """Replace what only a GPU or a checkpoint has; returns the list in which the allocator notes what it is told."""
+    release = version("vllm-omni")
+    if not release.startswith("0.30."):
+        pytest.skip(f"what a worker of vllm-omni {release} needs to run on a CPU is not known; 0.30's is")
     Allocator.events = []
     platform = Platform()
     monkeypatch.setattr(diffusion_worker, "_get_cumem_allocator_class", lambda: Allocator)
@@ -130,7 +134,7 @@ def config(**options: Any) -> Any:
         "enable_sleep_mode": True,
         "enforce_eager": True,
         "dtype": torch.float32,
-        "lora_backend": LoRABackend.PEFT,
+        "lora_backend": lora_manager.LoRABackend.PEFT,
         "lora_path": None,
         "lora_scale": 1.0,
         "max_cpu_loras": 1,
