@@ -64,6 +64,9 @@ class Adapters:
         self.folder = folder
         self.pipeline, self.cache = installed(LoraPipeline(text))
         self.manager = DiffusionLoRAManager(self.pipeline, torch.device("cpu"), torch.float32, slots)
+        # What puts an adapter's weights into the layers: before 0.28, in one with what finds the adapter by its number.
+        self.takes_number = not hasattr(self.manager, "_bind_adapter_weights")
+        self.binding = "_activate_adapter" if self.takes_number else "_bind_adapter_weights"
 
     def request(self, component: str, number: int = 1, value: float = 1.0, rank: int = RANK, **config: Any) -> Any:
         """An adapter on the disk, for one component."""

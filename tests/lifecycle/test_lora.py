@@ -142,11 +142,13 @@ def test_another_one_is_put_in_the_place_of_the_active_one(
     for request in requests:
         text.manager.add_adapter(request)
     text.manager.set_active_adapter(requests[0], 1.0)
-    adapters = text.manager._registered_adapters
+    adapters, bind = text.manager._registered_adapters, getattr(text.manager, text.binding)
 
     def reload(number: int, scale: float) -> None:
         adapters[number] = adapters[2]
-        text.manager._bind_adapter_weights(adapters[number], scale)
+        if text.takes_number:
+            text.manager._active_adapter_id = None  # or it would do nothing
+        bind(number if text.takes_number else adapters[number], scale)
 
     monkeypatch.setattr(text.manager, "_activate_adapter", reload)
     with recomputed(text.pipeline, text.cache, *call):
@@ -169,14 +171,14 @@ def test_an_activation_that_fails_clears(call: Any, text: Adapters, monkeypatch:
     """Weights were written, an encode may have seen them, and then the manager resets the layers."""
     request = text.request("text_encoder")
     text.manager.add_adapter(request)
-    bind = text.manager._bind_adapter_weights
+    bind = getattr(text.manager, text.binding)
 
     def fail(*args: Any, **kwargs: Any) -> None:
         bind(*args, **kwargs)
         text.pipeline.encode_prompt(*call)
         raise RuntimeError("mine")
 
-    monkeypatch.setattr(text.manager, "_bind_adapter_weights", fail)
+    monkeypatch.setattr(text.manager, text.binding, fail)
     with pytest.raises(RuntimeError, match="mine"):
         text.manager.set_active_adapter(request, 1.0)
     assert not is_hit(text.pipeline, text.cache, *call)
@@ -186,12 +188,14 @@ def test_an_activation_that_fails_clears(call: Any, text: Adapters, monkeypatch:
 def test_an_activation_that_fails_after_another_adapter_clears(
     call: Any, text: Adapters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if text.takes_number:
+        pytest.skip("before vllm-omni 0.28, an activation that fails leaves the layers as they were")
     text.manager.set_active_adapter(text.request("text_encoder"), 1.0)
 
     def fail(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("mine")
 
-    monkeypatch.setattr(text.manager, "_bind_adapter_weights", fail)
+    monkeypatch.setattr(text.manager, text.binding, fail)
     with recomputed(text.pipeline, text.cache, *call), pytest.raises(RuntimeError, match="mine"):
         text.manager.set_active_adapter(text.request("text_encoder", 2), 1.0)
 
