@@ -11,6 +11,14 @@ from .log import logger
 _MAX_BYTES = 1 << 20
 
 
+class _NotByUnit(Exception):
+    """The unit has left a tensor to torch."""
+
+
+def _refuse(tensors: list[torch.Tensor]) -> None:
+    raise _NotByUnit
+
+
 def _patterns(device: torch.device) -> list[torch.Tensor]:
     """Tensors for every way in which the kernel reads: each width of a load, whole blocks and rests, gathered."""
     words = torch.arange(1, 40_001) * 0x1E3779B97F4A7C15  # wraps around: all bytes of a word vary
@@ -31,22 +39,31 @@ def _patterns(device: torch.device) -> list[torch.Tensor]:
     ]
 
 
+def _keys_by_torch(tensors: list[torch.Tensor]) -> list[_core.TensorKey]:
+    wanted = _core.use_cuda_unit(False)  # in this thread
+    try:
+        return _core.tensor_keys(tensors, to_host, _MAX_BYTES)
+    finally:
+        _core.use_cuda_unit(wanted)
+
+
 def compare_with_torch(tensor: torch.Tensor) -> bool | None:
     """Whether the unit reads on this tensor's device what torch copies from there; None where that cannot be told now.
 
-    Where it does not, the error is logged once: the caller must not use the unit again.
+    Where it does not, the error is logged: the caller must not use the unit again.
     """
     device = tensor.device
     with torch._C.DisableTorchFunction():
         if is_capturing(device):
             return None
-        patterns = _patterns(device)
-        by_unit = _core.tensor_keys(patterns, to_host, _MAX_BYTES)
-        wanted = _core.use_cuda_unit(False)
         try:
-            by_torch = _core.tensor_keys(patterns, to_host, _MAX_BYTES)
-        finally:
-            _core.use_cuda_unit(wanted)
+            patterns = _patterns(device)
+            if type(patterns[0]) is not torch.Tensor:  # somebody's dispatch mode makes other tensors
+                return None
+            by_unit = _core.tensor_keys(patterns, _refuse, _MAX_BYTES)
+        except (_NotByUnit, torch.OutOfMemoryError):
+            return None
+        by_torch = _keys_by_torch(patterns)
     wrong = [number for number, keys in enumerate(zip(by_unit, by_torch, strict=True)) if keys[0] != keys[1]]
     if wrong:
         logger.error(

@@ -36,9 +36,9 @@ def _read(function: Function) -> Iterator[str]:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _is_self(node.value, name):
             yield node.attr
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
-            owner, attribute = node.args[:2]
-            if _is_self(owner, name) and isinstance(attribute, ast.Constant):
-                yield str(attribute.value)
+            match node.args:
+                case [owner, ast.Constant(value), *_] if _is_self(owner, name):
+                    yield str(value)
 
 
 def _called(function: Function) -> Iterator[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from .audit import audit
 from .class_source import SourceError
 from .findings import Finding, installed_at
+from .log import logger
 
 _PLACES = (("vllm_omni", "diffusion/models"), ("verl_omni", "."))
 
@@ -19,14 +20,13 @@ def hidden_prompts(folder: Path) -> Iterator[str]:
     Reads source and imports nothing; what cannot be read is passed over.
     """
     for path in sorted(folder.rglob("*.py")):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        if "def encode_prompt" not in text:
-            continue
         try:
-            classes = [node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
-            yield from (name for name in classes if audit(f"{path}:{name}").hides_prompt)
-        except (SyntaxError, SourceError):
-            continue
+            text = path.read_text(encoding="utf-8", errors="replace")
+            classes = ast.parse(text).body if "def encode_prompt" in text else []
+            names = [node.name for node in classes if isinstance(node, ast.ClassDef)]
+            yield from [name for name in names if audit(f"{path}:{name}").hides_prompt]
+        except (OSError, SyntaxError, SourceError, RecursionError, MemoryError) as error:
+            logger.debug("omni_tensor_key: %s cannot be audited: %s", path, error)
 
 
 def pipelines() -> Iterator[Finding]:

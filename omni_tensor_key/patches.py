@@ -12,7 +12,7 @@ def _label(owner: Any) -> str:
 
 
 class Patches:
-    """A set of replaced attributes: all in place or, after `restore()`, none."""
+    """A set of replaced attributes: all in place or, after `restore()` or `abandon()`, none."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str, Any, Any]] = []
@@ -43,7 +43,13 @@ class Patches:
     def restore(self) -> None:
         """Put the originals back; see `check_restorable` for what it raises, having changed nothing."""
         self.check_restorable()
-        for owner, name, original, _ in reversed(self._replaced):
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Put the originals back, except where somebody else has replaced one of the attributes since."""
+        for owner, name, original, new in reversed(self._replaced):
+            if vars(owner).get(name) is not new:
+                continue
             if original is _ABSENT:
                 delattr(owner, name)
             else:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
+import logging
+import sys
 import threading
 import types
+from collections import deque
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,17 +37,19 @@ _DOORS = {
 
 
 class _State:
-    """The process's activation. Guarded by `lock`, which is never held while a module is imported: an import may be
-    waiting for it, in the hook, on another thread.
+    """The process's activation. Guarded by `lock`, which is not held while a module of vLLM-Omni is imported: an import
+    may be waiting for it, in the hook, on another thread; nor while something is logged: a handler may wait for it.
+    A finalizer that runs meanwhile may ask what is active: hence a lock that its own thread can take again.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.wanted = False
         self.hooked = False
         self.ready: dict[str, Callable[[], Patches]] = {}  # of each imported module, what does this package's part
         self.doors: dict[str, Patches] = {}
         self.warnings: set[str] = set()
+        self.unsaid: deque[tuple[int, str, tuple[object, ...]]] = deque()
 
     @property
     def active(self) -> bool:
@@ -60,10 +66,23 @@ def _upstream_version() -> str:
         return "this vllm-omni"
 
 
+def _say(level: int, text: str, *arguments: object) -> None:
+    """Log a line as soon as the lock is free."""
+    _state.unsaid.append((level, text, arguments))
+
+
+def _speak() -> None:
+    while _state.unsaid:
+        with contextlib.suppress(IndexError):  # another thread says it
+            level, text, arguments = _state.unsaid.popleft()
+            logger.log(level, text, *arguments)
+
+
 def _stand_down(difference: str) -> None:
     if difference not in _state.warnings:
         _state.warnings.add(difference)
-        logger.warning(
+        _say(
+            logging.WARNING,
             "omni_tensor_key stands down: %s: %s. Nothing is replaced; calls with tensor arguments go on as before.",
             _upstream_version(),
             difference,
@@ -77,6 +96,13 @@ def _restore() -> None:
         _state.doors.popitem()[1].restore()
 
 
+def _abandon() -> None:
+    """Give up until somebody calls `activate()` again: undo what is done, as far as it is in this package's hands."""
+    _state.wanted = False
+    while _state.doors:
+        _state.doors.popitem()[1].abandon()
+
+
 def _open_doors() -> None:
     """Do this package's part in every module that is ready. The lock is held."""
     if not _state.wanted or modules.CACHE not in _state.ready:
@@ -87,14 +113,14 @@ def _open_doors() -> None:
             if name in _state.ready and name not in _state.doors:
                 _state.doors[name] = _state.ready[name]()
     except Exception as error:
-        _restore()
+        _abandon()
         _stand_down(str(error) if isinstance(error, ContractMismatch) else f"{type(error).__name__}: {error}")
-        logger.debug("omni_tensor_key could not be activated", exc_info=True)
         return
     if first:
         from . import backend
 
-        logger.info(
+        _say(
+            logging.INFO,
             "omni_tensor_key %s is active: encode_prompt() calls with token-ID and mask tensors of up to %d bytes are "
             "cacheable (%s%s, %s).",
             version("omni-tensor-key"),
@@ -113,8 +139,11 @@ def _on_import(module: types.ModuleType) -> None:
         with _state.lock:
             _state.ready[module.__name__] = functools.partial(open_door, module)
             _open_doors()
+        _speak()
     except Exception:
-        logger.exception("omni_tensor_key could not be activated; nothing was replaced.")
+        with _state.lock:
+            _abandon()
+        logger.exception("omni_tensor_key could not be activated; nothing is replaced.")
 
 
 def _check_presence() -> None:
@@ -144,10 +173,14 @@ def activate() -> None:
     if not hooked:
         _check_presence()
         for name in _DOORS:
+            if name in sys.modules:
+                with contextlib.suppress(Exception):  # told to who imports it
+                    importlib.import_module(name)  # waits, where another thread is still at it
             wrapt.register_post_import_hook(_on_import, name)  # at once if it is imported already
     else:
         with _state.lock:
             _open_doors()
+    _speak()
 
 
 def deactivate() -> None:

@@ -143,11 +143,21 @@ class KeyBuilder:
         self._not_hashable = not_hashable
         self._to_host = to_host
         self._max_bytes = max_bytes
+        self._closed = False
+
+    def close(self) -> None:
+        """From here on, answer as upstream does."""
+        self._closed = True
 
     def hashable(self, obj: Any) -> Any:
         """Upstream's _hashable(obj), with a TensorKey for each tensor that has one."""
+        if self._closed:
+            return self._hashable(obj)
         if not isinstance(obj, torch.Tensor):
-            return self._hashable(obj)  # comes back here for the items of containers
+            value = self._hashable(obj)  # comes back here for the items of containers
+            # Upstream unpacks a numpy array of one object: a tensor in there is as little a key as the array is.
+            hides_tensor = sources(value) is not None and not isinstance(obj, list | tuple | dict)
+            return self._not_hashable if hides_tensor else value
         try:
             return tensor_keys([obj], self._to_host, self._max_bytes)[0]
         except UncacheableTensorError:

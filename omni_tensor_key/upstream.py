@@ -175,12 +175,14 @@ class CacheDoor(Patches):
                 by_cause[cause] = by_cause.get(cause, 0) + count
         return counted
 
-    def restore(self) -> None:
+    def abandon(self) -> None:
         """Put upstream's own attributes back and stop watching.
 
-        The entries are dropped: nobody would notice changed weights from here on.
+        The entries are dropped: nobody would notice changed weights from here on. For the same reason, whoever still
+        has one of this package's functions gets upstream's keys from it.
         """
-        super().restore()
+        self.builder.close()
+        super().abandon()
         for watch in list(self._doors):
             watch.invalidate("deactivate")
             self._unwatch(watch)

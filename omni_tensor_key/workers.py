@@ -162,7 +162,7 @@ class WorkerDoor(Patches):
             for worker in [item for item in gc.get_objects() if issubclass(type(item), worker_class)]:
                 self._watch(worker)
         except BaseException:
-            self.restore()
+            self.abandon()
             raise
 
     def _read_stats(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -175,9 +175,9 @@ class WorkerDoor(Patches):
         if worker not in self._workers:
             self._workers[worker] = _watch_sleep(worker)
 
-    def restore(self) -> None:
+    def abandon(self) -> None:
         """Put the class's own methods back, on the class and on every worker."""
-        super().restore()
+        super().abandon()
         self._stop_metrics()
         for worker, methods in self._workers.items():
             for name, (ours, own) in methods.items():

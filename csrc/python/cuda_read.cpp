@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include <algorithm>
-#include <map>
+#include <set>
 
 #include "torch_tensor.h"
 
@@ -13,7 +13,7 @@
 
 namespace otk::py {
 
-bool cuda_unit_wanted = true;
+thread_local bool cuda_unit_wanted = true;
 
 namespace {
 
@@ -35,6 +35,8 @@ bool note_host_copy(const char* why) {
 
 const char* const cuda_build = nullptr;
 
+bool cuda_unit_used() { return cuda_unit_wanted; }
+
 bool read_cuda(const std::vector<PendingKey*>& items, uint64_t, Reason&) {
   const auto is_cuda = [](const PendingKey* item) { return item->object()->device.type == OTK_CUDA_DEVICE; };
   return std::none_of(items.begin(), items.end(), is_cuda) ||
@@ -47,39 +49,37 @@ const char* const cuda_build = OTK_CUDA_BUILD;
 
 namespace {
 
-// The unit's first use on a device is compared with torch, by Python code that comes back to this file: a kernel that
-// reads wrongly would otherwise show in nothing but wrong hits. Guarded by the GIL; true once the comparison is over.
-std::map<int32_t, bool> compared;
+// The unit's first reading on a device is compared with torch's, by Python code that comes back to this file: a kernel
+// that reads wrongly would otherwise show in nothing but wrong hits. Guarded by the GIL.
+std::set<int32_t> being_compared;
+std::set<int32_t> compared;
+bool is_wrong = false;  // on some device; the unit is not used again
 thread_local bool comparing = false;
 
-// Whether the unit may be used on the tensor's device now. False with an error set.
+// Whether what the unit has read on the tensor's device can be used. False with an error set.
 bool ask_trust(const PendingKey& item, bool& trusted) {
   const int32_t device = item.object()->device.id;
-  const auto [entry, is_new] = compared.try_emplace(device, false);
-  trusted = comparing || entry->second;
-  if (!is_new || comparing) return true;
+  trusted = comparing || compared.count(device) > 0;
+  if (trusted || !being_compared.insert(device).second) return true;
   comparing = true;
   const Ref module = Ref::steal(PyImport_ImportModule("omni_tensor_key.cuda_check"));
   PyObject* tensor = item.tensor.get();
   const Ref equal = module ? Ref::steal(PyObject_CallMethod(module.get(), "compare_with_torch", "O", tensor)) : Ref();
   comparing = false;
+  being_compared.erase(device);
   trusted = equal.get() == Py_True;
-  if (trusted) {
-    compared[device] = true;
-  } else {
-    compared.erase(device);
-  }
-  if (equal.get() == Py_False) cuda_unit_wanted = false;
+  if (trusted) compared.insert(device);
+  if (equal.get() == Py_False) is_wrong = true;
   return static_cast<bool>(equal);
 }
 
-bool trust_all(const std::vector<PendingKey*>& items, bool& trusted) {
-  trusted = true;
-  for (const PendingKey* item : items) {
-    if (item->object()->device.type != OTK_CUDA_DEVICE) continue;
-    if (!ask_trust(*item, trusted)) return false;
-    if (!trusted) return true;
+// Whether all of them can; the keys are left for torch to fill where not.
+bool keep_trusted(const std::vector<PendingKey*>& items) {
+  bool trusted = true;
+  for (size_t i = 0; trusted && i < items.size(); ++i) {
+    if (!ask_trust(*items[i], trusted)) return false;
   }
+  for (PendingKey* item : items) item->object()->sealed &= trusted;
   return true;
 }
 
@@ -163,11 +163,10 @@ OtkCudaStatus wait_and_copy(OtkCudaRead* read, const Tensors& tensors, OtkCudaTe
 
 }  // namespace
 
+bool cuda_unit_used() { return cuda_unit_wanted && !is_wrong; }
+
 bool read_cuda(const std::vector<PendingKey*>& items, uint64_t max_bytes, Reason& reason) {
-  if (!cuda_unit_wanted) return true;
-  bool trusted;
-  if (!trust_all(items, trusted)) return false;
-  if (!trusted) return true;
+  if (!cuda_unit_used()) return true;
   Tensors tensors;
   if (!describe_all(items, max_bytes, tensors, reason)) return false;
   if (reason != Reason::kNone || tensors.items.empty()) return true;
@@ -177,7 +176,7 @@ bool read_cuda(const std::vector<PendingKey*>& items, uint64_t max_bytes, Reason
   if (status == OTK_CUDA_OK) status = wait_and_copy(read, tensors, &text);
   switch (status) {
     case OTK_CUDA_OK:
-      return true;
+      return keep_trusted(tensors.items);
     case OTK_CUDA_CAPTURING:
       reason = Reason::kGraphCapture;
       return true;

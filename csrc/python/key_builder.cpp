@@ -24,6 +24,7 @@ PyObject* guard(Body body) {
 PyObject* hashable(PyObject* self, PyObject* object) {
   return guard([self, object]() -> PyObject* {
     BuilderObject* builder = as_builder(self);
+    if (builder->closed) return PyObject_CallFunctionObjArgs(builder->hashable, object, nullptr);
     if (Walk* walk = Walk::current(builder)) return walk->hash_value(object);
     // Called by somebody else than upstream's _build_key: nobody would fill the keys later.
     Walk walk(builder);
@@ -68,6 +69,7 @@ PyObject* build_key_upstream(Walk& walk, const VectorCall& given) {
 PyObject* build_key(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
   return guard([self, given = VectorCall{values, count, names}]() -> PyObject* {
     BuilderObject* builder = as_builder(self);
+    if (builder->closed) return call(builder->build_key, given);
     Walk walk(builder);
     if (builder->tensors_only || given.names != nullptr || given.count != 4) return build_key_upstream(walk, given);
     PyObject *signature = given.values[0], *model_tag = given.values[1];
@@ -115,6 +117,7 @@ PyObject* builder_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   builder->bypassed = bypassed.release();
   builder->on_bypass = new_reference(on_bypass);
   builder->max_bytes = max_bytes;
+  builder->closed = false;
   builder->tensors_only = tensors_only != 0;
   builder->plans = plans;
   return self;
@@ -155,12 +158,18 @@ void builder_dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
+PyObject* close(PyObject* self, PyObject*) {
+  as_builder(self)->closed = true;
+  return new_reference(Py_None);
+}
+
 PyObject* bypassed(PyObject* self, PyObject*) { return PyDict_Copy(as_builder(self)->bypassed); }
 
 PyMethodDef kMethods[] = {
     {"hashable", hashable, METH_O, "Upstream's _hashable(obj), with a TensorKey for each tensor that has one."},
     {"build_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(build_key)), METH_FASTCALL | METH_KEYWORDS,
      "Upstream's _build_key(signature, model_tag, args, kwargs): a key, or None to bypass the cache."},
+    {"close", close, METH_NOARGS, "From here on, answer as upstream does."},
     {"bypassed", bypassed, METH_NOARGS, "The calls that bypassed: {(model tag, argument name, reason): count}."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -28,7 +28,7 @@ PyObject* tensor_keys_impl(PyObject* tensors, PyObject* to_host, uint64_t max_by
   const Ref items = Ref::steal(PySequence_Tuple(tensors));
   if (!items) return nullptr;
   const Py_ssize_t size = PyTuple_Size(items.get());
-  Ref keys = Ref::steal(PyList_New(size));
+  Ref keys = Ref::steal(PyList_New(0));
   if (!keys) return nullptr;
   PendingKeys pending;
   Reason reason;
@@ -40,8 +40,8 @@ PyObject* tensor_keys_impl(PyObject* tensors, PyObject* to_host, uint64_t max_by
       raise_uncacheable(tensor, reason, max_bytes);
       return nullptr;
     }
-    PyObject* key = pending.add(tensor, view);
-    if (key == nullptr || PyList_SetItem(keys.get(), i, key) < 0) return nullptr;
+    const Ref key = Ref::steal(pending.add(tensor, view));
+    if (!key || PyList_Append(keys.get(), key.get()) < 0) return nullptr;
   }
   if (!pending.fill(max_bytes, to_host, reason)) return nullptr;
   if (reason == Reason::kNone) return keys.release();
@@ -102,7 +102,9 @@ PyObject* xxh3_128(PyObject*, PyObject* args) {
 PyObject* use_cuda_unit(PyObject*, PyObject* wanted) {
   const int value = PyObject_IsTrue(wanted);
   if (value < 0) return nullptr;
-  return PyBool_FromLong(std::exchange(cuda_unit_wanted, value == 1));
+  const bool before = cuda_unit_used();
+  cuda_unit_wanted = value == 1;
+  return PyBool_FromLong(before);
 }
 
 PyMethodDef kMethods[] = {
@@ -111,7 +113,7 @@ PyMethodDef kMethods[] = {
      "The addresses from which the TensorKeys in a key were read, or None for a key without one."},
     {"xxh3_128", xxh3_128, METH_VARARGS, "xxh3_128(data, simd_path) -> 16 bytes in canonical order"},
     {"use_cuda_unit", use_cuda_unit, METH_O,
-     "use_cuda_unit(wanted) -> bool, whether CUDA tensors went through the unit"},
+     "use_cuda_unit(wanted) -> bool, whether this thread's CUDA tensors went through the unit"},
     {nullptr, nullptr, 0, nullptr}};
 
 bool add_simd_paths(PyObject* module) {

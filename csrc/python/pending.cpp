@@ -111,6 +111,7 @@ bool PendingKeys::look_again(uint64_t max_bytes, Reason& reason) {
       reason = Reason::kChanged;
       return true;
     }
+    item.object()->source = reinterpret_cast<uintptr_t>(view.data);
     item.data = view.contiguous ? view.data : nullptr;
     on_device_ |= !view.on_host();
   }

@@ -24,6 +24,7 @@ class PendingKeys {
   // must outlive this object. Returns where it is, for at().
   size_t defer(PyObject* tensor, PyObject* argument);
   const PendingKey& at(size_t index) const { return items_[index]; }
+  size_t size() const { return items_.size(); }
 
   // Looks at the tensors that were deferred; to be called before other code runs, which may change them. False with an
   // error set; `reason` says why the call must bypass instead.

@@ -150,9 +150,8 @@ bool confirm_tensor(PyObject* object, Reason& reason) {
 }
 
 bool confirm_width(PyObject* object, const TensorView& view, Reason& reason) {
-  if (reason != Reason::kNone || view.dtype.bits != 8 || view.dtype.code == dlpack::kBool || view.nbytes == 0) {
-    return true;
-  }
+  const bool is_integer = view.dtype.code == dlpack::kInt || view.dtype.code == dlpack::kUInt;
+  if (reason != Reason::kNone || view.dtype.bits != 8 || !is_integer) return true;
   const Ref dtype = attribute(object, "dtype");
   if (!dtype) {
     reason = Reason::kUnexportable;

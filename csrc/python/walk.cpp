@@ -1,5 +1,7 @@
 #include "walk.h"
 
+#include <vector>
+
 #include "torch_tensor.h"
 
 namespace otk::py {
@@ -7,13 +9,13 @@ namespace {
 
 thread_local Walk* current_walk = nullptr;
 
-// A new tuple with the first `count` items of `from`; the others are to be set.
-Ref copy_prefix(PyObject* from, Py_ssize_t count, Py_ssize_t size) {
-  Ref copy = Ref::steal(PyTuple_New(size));
-  for (Py_ssize_t i = 0; copy && i < count; ++i) {
-    PyTuple_SetItem(copy.get(), i, new_reference(PyTuple_GetItem(from, i)));
+bool holds_tensor_key(PyObject* value) {
+  if (Py_TYPE(value) == tensor_key_type) return true;
+  const Py_ssize_t size = Py_TYPE(value) == &PyTuple_Type ? PyTuple_Size(value) : 0;
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    if (holds_tensor_key(PyTuple_GetItem(value, i))) return true;
   }
-  return copy;
+  return false;
 }
 
 // While keys get their content, no walk takes new ones: code that runs then and asks for a key gets a walk of its own.
@@ -36,23 +38,31 @@ bool is_exact_scalar(PyObject* object) {
          type == &PyBytes_Type || object == Py_None;
 }
 
-// Scalars are their own keys, so a tuple of scalars is returned itself; it is copied at the first item that is not.
+// Scalars are their own keys, so a tuple of scalars is returned itself. The tuple of others is made last: Python code
+// that runs meanwhile could find an unfinished one.
 Ref Walk::hash_items(Ref items) {
   const Py_ssize_t size = PyTuple_Size(items.get());
-  Ref changed;
+  std::vector<Ref> changed;  // once there is an item that is not its own key
   for (Py_ssize_t i = 0; i < size; ++i) {
     PyObject* item = PyTuple_GetItem(items.get(), i);  // borrowed
     if (is_exact_scalar(item)) {
-      if (changed) PyTuple_SetItem(changed.get(), i, new_reference(item));
+      if (!changed.empty()) changed.push_back(Ref::borrow(item));
       continue;
     }
     Ref value = Ref::steal(hash_value(item));
     if (!value || is_sentinel(value.get())) return value;
-    if (!changed) changed = copy_prefix(items.get(), i, size);
-    if (!changed) return Ref();
-    PyTuple_SetItem(changed.get(), i, value.release());
+    if (changed.empty()) {
+      changed.reserve(static_cast<size_t>(size));
+      for (Py_ssize_t k = 0; k < i; ++k) changed.push_back(Ref::borrow(PyTuple_GetItem(items.get(), k)));
+    }
+    changed.push_back(std::move(value));
   }
-  return changed ? std::move(changed) : std::move(items);
+  if (changed.empty()) return items;
+  Ref tuple = Ref::steal(PyTuple_New(size));
+  for (Py_ssize_t i = 0; tuple && i < size; ++i) {
+    PyTuple_SetItem(tuple.get(), i, changed[static_cast<size_t>(i)].release());
+  }
+  return tuple;
 }
 
 PyObject* Walk::hash_sequence(PyObject* object) {
@@ -73,9 +83,17 @@ PyObject* Walk::hash_tensor(PyObject* object) {
 }
 
 PyObject* Walk::hash_other(PyObject* object) {
+  const size_t before = pending.size();
   PyObject* value = PyObject_CallFunctionObjArgs(builder->hashable, object, nullptr);
+  if (value == nullptr) return nullptr;
+  const bool is_container = PyList_Check(object) || PyTuple_Check(object) || PyDict_Check(object);
+  if (pending.size() > before && !is_container && holds_tensor_key(value)) {
+    // Upstream unpacks a numpy array of one object: a tensor in there is as little a key as the array is.
+    Py_DECREF(value);
+    value = new_reference(builder->not_hashable);
+  }
   // A nested value that was refused has set its own reason: upstream came back here for it.
-  if (value != nullptr && is_sentinel(value) && reason == Reason::kNone) reason = refusal_of(object);
+  if (is_sentinel(value) && reason == Reason::kNone) reason = refusal_of(object);
   return value;
 }
 

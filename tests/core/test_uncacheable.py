@@ -153,3 +153,11 @@ def test_the_error_is_a_type_error(backend: types.ModuleType) -> None:
     assert isinstance(refusal(backend, "text"), TypeError)
     with pytest.raises(UncacheableTensorError, match=r"float32 tensor of shape \(3,\) on cpu"):
         tensor_key(torch.zeros(3))
+
+
+@pytest.mark.parametrize("name", ["uint1", "uint3", "uint7", "int1", "int4"])
+@pytest.mark.parametrize("size", [0, 2])
+def test_integers_of_less_than_a_byte(backend: Any, name: str, size: int) -> None:
+    """DLPack's table describes them as if they had eight bits."""
+    with pytest.raises(UncacheableTensorError):
+        backend.tensor_keys([torch.empty(size, dtype=getattr(torch, name))], to_host, LIMIT)

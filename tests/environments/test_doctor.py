@@ -187,6 +187,11 @@ def test_a_pipeline_of_verl_omni_that_hides_its_prompt(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "broken.py").write_text("def encode_prompt(:")
+    (package / "folder.py").mkdir()
+    (package / "link.py").symlink_to("nowhere")
+    (package / "deep.py").write_text("def encode_prompt(): " + "-" * 20_000 + "1")
+    (package / "circle.py").write_text("class A(B):\n    def encode_prompt(self): ...\nclass B(A): ...\n")
+    (package / "odd.py").write_text("class Odd:\n    def encode_prompt(self, prompt, *a): getattr(*a), getattr(self)\n")
     (package / "adapter.py").write_text(
         "class Hiding:\n"
         "    def forward(self, request):\n"

@@ -95,6 +95,32 @@ def test_everything_stands_down(fresh: Fresh, order: str, module: str, cls: str,
     fresh.check(f"ARGUMENTS = {(module, cls, method, change)!r}\n{SETUP}{order}{CHECK}")
 
 
+WRAPPED = """
+from vllm_omni.diffusion.cache import prompt_embed_cache as upstream
+import omni_tensor_key
+omni_tensor_key.activate()
+assert omni_tensor_key.is_active()
+ours = upstream._build_key
+upstream._build_key = lambda *arguments: ours(*arguments)
+importlib.import_module(module)
+assert not omni_tensor_key.is_active()
+(line,) = lines
+assert "stands down" in line and f"{cls}.{method}" in line, line
+pipeline = Pipeline()
+cache = upstream.install_prompt_embed_cache(pipeline)
+for _ in range(2):
+    pipeline.encode_prompt(torch.tensor([1]))
+    pipeline.encode_prompt([1])
+assert cache.stats() == {"size": 1, "max_size": 32, "hits": 1, "misses": 1, "bypassed": 2}, cache.stats()
+"""
+
+
+@pytest.mark.parametrize(("module", "cls", "method"), METHODS[::3])
+def test_somebody_has_wrapped_a_function_before(fresh: Fresh, module: str, cls: str, method: str) -> None:
+    """What is not in this package's hands any more, gives upstream's keys."""
+    fresh.check(f"ARGUMENTS = {(module, cls, method, 'renamed')!r}\n{SETUP}{WRAPPED}")
+
+
 def test_the_module_itself_cannot_be_imported(fresh: Fresh) -> None:
     """A process that never gets as far as a worker or a LoRA manager does not need them."""
     fresh.check(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 
 from omni_tensor_key import activate, deactivate, is_active
 
+from .fresh_process import FreshProcesses
 from .support import ORIGINALS, Pipeline, counts, installed, replaced, upstream
 
 
@@ -164,6 +167,71 @@ def test_from_eight_threads_at_once() -> None:
         assert is_active()
         deactivate()
         assert not replaced()
+
+
+def test_a_log_handler_may_ask_what_is_active() -> None:
+    """In another thread, too: the lock is free while something is logged."""
+    answers: list[bool] = []
+
+    class Asks(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            thread = threading.Thread(target=lambda: answers.append(is_active()), daemon=True)
+            thread.start()
+            thread.join(60)
+
+    logger, handler = logging.getLogger("vllm_omni.omni_tensor_key"), Asks()
+    logger.addHandler(handler)
+    try:
+        activate()
+    finally:
+        logger.removeHandler(handler)
+    assert answers == [True]
+
+
+def test_who_holds_our_functions_gets_upstreams_keys_after_deactivation() -> None:
+    """Nobody clears the caches any more, or clones what aliases an input."""
+    activate()
+    hashable, build_key = upstream._hashable, upstream._build_key
+    signature = inspect.signature(Pipeline().encode_prompt)
+    assert build_key(signature, "tag", (torch.arange(3),), {}) is not None
+    deactivate()
+    assert hashable(torch.arange(3)) is upstream._NOT_HASHABLE
+    assert hashable([1, "a"]) == upstream._hashable([1, "a"])
+    assert build_key(signature, "tag", (torch.arange(3),), {}) is None
+    assert build_key(signature, "tag", args=([1],), kwargs={}) == upstream._build_key(signature, "tag", ([1],), {})
+
+
+def test_activated_while_another_thread_imports_the_module(fresh: FreshProcesses) -> None:
+    fresh.check(
+        f"""
+import importlib, importlib.machinery, sys, threading
+import omni_tensor_key
+
+name, inside, go_on = {upstream.__name__!r}, threading.Event(), threading.Event()
+class Slow(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(finder, wanted, path=None, target=None):
+        spec = super().find_spec(wanted, path, target)
+        if wanted == name:
+            run = spec.loader.exec_module
+            def exec_module(made):
+                inside.set()
+                assert go_on.wait(60)
+                run(made)
+            spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Slow)
+importer = threading.Thread(target=importlib.import_module, args=(name,))
+importer.start()
+assert inside.wait(60)
+activation = threading.Thread(target=omni_tensor_key.activate)
+activation.start()
+activation.join(0.5)
+go_on.set()
+importer.join(60), activation.join(60)
+assert omni_tensor_key.is_active()
+"""
+    )
 
 
 def test_one_line_says_what_is_active(log: list[Any]) -> None:

@@ -37,6 +37,13 @@ def without_storage() -> torch.Tensor:
     return tensor
 
 
+def object_array(item: Any) -> Any:
+    """Upstream unpacks it, and would never have got a key for what is in it."""
+    array = np.empty((), dtype=object)
+    array[()] = item
+    return array
+
+
 REFUSED: dict[str, Callable[[], Any]] = {
     "float": lambda: torch.ones(2),
     "half": lambda: torch.ones(2, dtype=torch.float16),
@@ -52,6 +59,8 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "PIL image": lambda: Image.new("RGB", (2, 2)),
     "numpy array": lambda: np.arange(2),
     "object array": lambda: np.array([torch.ones(2), None], dtype=object),
+    "object array of one tensor": lambda: object_array(torch.ones(2).bool()),
+    "object array of one list": lambda: object_array([torch.ones(2).bool()]),
     "set": lambda: {1, 2},
     "object": object,
     "range": lambda: range(2),

@@ -211,3 +211,28 @@ def test_an_encoder_that_raises_stores_nothing() -> None:
     pipeline.encode_prompt(torch.arange(4))
     pipeline.encode_prompt(torch.arange(4))
     assert counts(cache) == (1, 3, 0)
+
+
+def test_the_tensor_gets_other_storage_while_the_key_is_made(active: Any) -> None:
+    """The alias is one of the storage that was read, which is not the one that was looked at first."""
+
+    class Returning:
+        def encode_prompt(self, ids: torch.Tensor, then: Any) -> torch.Tensor:
+            return ids.view(-1)
+
+    class Swaps:
+        def __repr__(self) -> str:
+            ids.set_(torch.tensor([4, 5, 6]))
+            return "Swaps"
+
+    class Quiet:
+        def __repr__(self) -> str:
+            return "Swaps"
+
+    pipeline = Returning()
+    cache = active.install_prompt_embed_cache(pipeline)
+    ids = torch.tensor([1, 2, 3])
+    pipeline.encode_prompt(ids, {Swaps(): 1})
+    ids.fill_(99)
+    assert pipeline.encode_prompt(torch.tensor([4, 5, 6]), {Quiet(): 1}).tolist() == [4, 5, 6]
+    assert cache.stats()["hits"] == 1

@@ -263,3 +263,28 @@ for found in made:
 assert key is None or [found for _, found in key[1]] == expected
 """
     fresh.check(DURING_TORCH.replace("ACTION", action) + check)
+
+
+@pytest.mark.parametrize(
+    "what", ["gc.get_objects()", "[list(each) for each in gc.get_objects() if type(each) is tuple]"]
+)
+def test_somebody_looks_at_all_objects(fresh: FreshProcesses, what: str) -> None:
+    """No unfinished tuple is there to be found, and none is held on to."""
+    fresh.check(
+        f"""
+import gc
+import torch
+import omni_tensor_key
+from vllm_omni.diffusion.cache import prompt_embed_cache as upstream
+
+omni_tensor_key.activate()
+held = []
+class Key:
+    def __repr__(self):
+        held.append({what})
+        return "key"
+key = upstream._hashable([torch.tensor([1]), {{Key(): 1}}, "x"])
+assert key == ("__seq__", (omni_tensor_key.tensor_key(torch.tensor([1])), ("__dict__", (("key", 1),)), "x")), key
+assert held
+"""
+    )
