@@ -34,7 +34,8 @@ SLACK = 10  # instructions: five percent of a stage of 100 is no news
 # Functions whose calls, with all they call, make up a stage. None calls another overload of its own name.
 BUILD_KEY = "otk::py::(anonymous namespace)::build_key("
 VIEW_TENSOR = "otk::py::view_tensor("
-CONFIRM = "otk::py::PendingKeys::confirm("
+CONFIRM_TENSOR = "otk::py::confirm_tensor("
+WITHOUT_MODES = "otk::py::WithoutModes::WithoutModes("
 COPY_AND_HASH = "otk::xxh3::copy_and_hash("
 NEW_KEY = "otk::py::new_key("
 SEAL = "otk::py::seal(otk::py::KeyObject*, "
@@ -42,7 +43,7 @@ DEALLOC = "otk::py::(anonymous namespace)::dealloc("
 ALLOCATION = "allocation"
 MEANING = {
     "bind": "arguments to parameters, defaults, the walk, the key's tuples",
-    "view": "two tensors described, checked and described again, with what torch does for it",
+    "view": "two tensors confirmed and described, with what torch does for it",
     "copy and hash": "both contents into the keys, and their XXH3-128",
     "key object": "two TensorKeys filled in, sealed with their hash() and taken apart",
     ALLOCATION: "their memory; not compared, as it depends on the state of the heap",
@@ -58,7 +59,7 @@ class CannotTell(Exception):
 def stages(build: Profile, build_and_get: Profile) -> dict[str, float]:
     """Return instructions per call by stage, from what CALLS calls add."""
     key = build.inclusive(BUILD_KEY)
-    view = build.inclusive(VIEW_TENSOR) + build.inclusive(CONFIRM)
+    view = sum(map(build.inclusive, (VIEW_TENSOR, CONFIRM_TENSOR, WITHOUT_MODES)))
     content = build.inclusive(COPY_AND_HASH)
     in_key = build.inclusive(NEW_KEY) + build.inclusive(SEAL)
     freed = build.inclusive(DEALLOC)

@@ -266,8 +266,8 @@ WRONG = (
     "this. CUDA tensors are copied to the host from now on, which gives the right keys but is slower."
 )
 NO_MEMORY = (
-    "omni_tensor_key: cudaHostAlloc() failed on cuda:0: an error of the fake (cudaErrorOfTheFake). The device's memory or "
-    "the pinned memory that this process may take (`ulimit -l`) is used up."
+    "omni_tensor_key: cudaHostAlloc() failed on cuda:0: an error of the fake (cudaErrorOfTheFake). The device's memory "
+    "or the pinned memory that this process may take (`ulimit -l`) is used up."
 )
 # What is done in a new process, and what it prints.
 FIRST_USES = {
