@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -147,6 +148,21 @@ def test_the_cache_can_be_switched_while_it_holds_entries() -> None:
         cache.enabled = enabled
         pipeline.encode_prompt(torch.arange(3))
         assert counts(cache) == expected
+
+
+def test_nothing_after_an_argument_without_a_key_is_walked(active: Any) -> None:
+    """As upstream, which stops there: what comes later may raise."""
+
+    class Raises:
+        def __repr__(self) -> str:
+            raise ValueError("walked")
+
+    def encode(a: Any, z: Any) -> None: ...
+
+    signature = inspect.signature(encode)
+    assert active._build_key(signature, "tag", (torch.ones(2), {Raises(): 1}), {}) is None
+    with pytest.raises(ValueError, match="walked"):
+        active._build_key(signature, "tag", (torch.ones(2).bool(), {Raises(): 1}), {})
 
 
 # The IDs lie in a page of memory that cannot be read: whoever reads it dies.
