@@ -134,6 +134,7 @@ def _open_doors() -> None:
 def _on_import(module: types.ModuleType) -> None:
     """Never raises: it runs inside the import of `module`."""
     try:
+        importlib.import_module(module.__name__)  # waits, where it is another thread that is still at it
         home, door = _DOORS[module.__name__]
         open_door = getattr(importlib.import_module(f".{home}", __package__), door)
         with _state.lock:
@@ -173,10 +174,11 @@ def activate() -> None:
     if not hooked:
         _check_presence()
         for name in _DOORS:
-            if name in sys.modules:
-                with contextlib.suppress(Exception):  # told to who imports it
-                    importlib.import_module(name)  # waits, where another thread is still at it
             wrapt.register_post_import_hook(_on_import, name)  # at once if it is imported already
+            # Another thread may have begun to import it before there was a hook, which nobody calls then: wait for it.
+            importlib._bootstrap._lock_unlock_module(name)  # type: ignore[attr-defined]
+            if name in sys.modules and name not in _state.ready:
+                _on_import(sys.modules[name])
     else:
         with _state.lock:
             _open_doors()
