@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -41,6 +42,8 @@ class CacheDoor(Patches):
         self._miss = upstream._CACHE_MISS
         self._doors: dict[Watch, WeightDoors] = {}
         self._orphans: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._attaching = threading.RLock()  # a finalizer that runs meanwhile may install a cache too
+        self._closed = False
         self._fingerprints = Fingerprints() if settings().debug else None
         self.builder = backend.KeyBuilder(
             upstream._hashable,
@@ -68,14 +71,9 @@ class CacheDoor(Patches):
         self.replace(module, "_build_key", self.builder.build_key)
 
     def _watch(self, pipeline: Any, cache: Any) -> None:
-        if watch_of(cache) is not None:
-            return
-        self.watches()  # drops those whose pipeline is gone
-        if (earlier := watch_of(pipeline)) is not None:  # its cache was uninstalled
-            self._unwatch(earlier)
         try:
-            watch = attach(pipeline, cache)
-        except (TypeError, AttributeError) as error:
+            self._attach(pipeline, cache)
+        except Exception as error:
             logger.warning(
                 "omni_tensor_key: %s cannot be watched for changed weights (%s), so its calls with tensors are not "
                 "cached.",
@@ -83,12 +81,25 @@ class CacheDoor(Patches):
                 error,
             )
             self._orphans.add(cache)
-            return
-        self._doors[watch] = WeightDoors(watch)
+
+    def _attach(self, pipeline: Any, cache: Any) -> None:
+        with self._attaching:
+            # A call that began before the extension was deactivated may come here after it.
+            if self._closed or watch_of(cache) is not None:
+                return
+            self.watches()  # drops those whose pipeline is gone
+            if (earlier := watch_of(pipeline)) is not None:  # its cache was uninstalled
+                self._unwatch(earlier)
+            watch = attach(pipeline, cache)
+            try:
+                self._doors[watch] = WeightDoors(watch)
+            except BaseException:
+                detach(watch)
+                raise
 
     def _adopt(self, cache: Any) -> Watch | None:
         """Watch a cache that was installed behind our back, by a function that was imported before we came."""
-        if cache in self._orphans:
+        if self._closed or cache in self._orphans:
             return None
         for pipeline in _owners(cache):
             self._watch(pipeline, cache)
@@ -183,6 +194,8 @@ class CacheDoor(Patches):
         """
         self.builder.close()
         super().abandon()
+        with self._attaching:
+            self._closed = True
         for watch in list(self._doors):
             watch.invalidate("deactivate")
             self._unwatch(watch)
@@ -190,7 +203,9 @@ class CacheDoor(Patches):
 
 def _owners(cache: Any) -> list[Any]:
     """The pipelines that the cache is installed on."""
-    # Depending on the Python release, an instance or its dictionary refers to an attribute's value.
+    # Depending on the Python release, an instance or its dictionary refers to an attribute's value. Not
+    # gc.get_objects(): it has tuples that other threads are still filling, who fail with a SystemError if somebody else
+    # refers to them.
     referrers = gc.get_referrers(cache)
     owners = [owner for item in referrers if type(item) is dict for owner in gc.get_referrers(item)]
     found = []
@@ -203,5 +218,5 @@ def _owners(cache: Any) -> list[Any]:
 
 def _installed(cache_class: type) -> list[tuple[Any, Any]]:
     """The pipelines that already have a cache, each with its cache."""
-    caches = [item for item in gc.get_objects() if type(item) is cache_class]
+    caches = [item for item in gc.get_referrers(cache_class) if type(item) is cache_class]
     return [(pipeline, cache) for cache in caches for pipeline in _owners(cache)]

@@ -135,6 +135,14 @@ def _clear_cache(self: Any) -> None:
     _clear(self, "clear_prompt_embed_cache")
 
 
+def _workers(cls: type[Any]) -> Iterator[Any]:
+    """The instances that a class and its subclasses have already."""
+    # By what refers to the class, for the reason given in upstream.py.
+    yield from [item for item in gc.get_referrers(cls) if type(item) is cls]
+    for subclass in cls.__subclasses__():
+        yield from _workers(subclass)
+
+
 class WorkerDoor(Patches):
     """DiffusionWorker's sleep and wake-up, watched, and the two calls that `collective_rpc` cannot reach otherwise.
 
@@ -159,7 +167,7 @@ class WorkerDoor(Patches):
             for name, method in calls.items():
                 if not hasattr(worker_class, name):
                     self.add(worker_class, name, method)
-            for worker in [item for item in gc.get_objects() if issubclass(type(item), worker_class)]:
+            for worker in _workers(worker_class):
                 self._watch(worker)
         except BaseException:
             self.abandon()

@@ -230,3 +230,17 @@ def test_a_model_that_is_loaded_while_active_and_used_after(call: Any) -> None:
     cache.clear()
     with recomputed(pipeline, cache, *call):
         pipeline.load_weights(text(pipeline))
+
+
+def test_a_call_that_asks_the_cache_after_the_extension_has_gone(call: Any) -> None:
+    pipeline, cache = installed()
+    before = traces(pipeline)
+    omni_tensor_key.activate()
+    key = upstream._build_key(upstream.inspect.signature(pipeline.encode_prompt), "Adapter", call, {})
+    get, put = upstream.PromptEmbedCache.get, upstream.PromptEmbedCache.put
+    omni_tensor_key.deactivate()
+    assert get(cache, key) is upstream._CACHE_MISS
+    put(cache, key, "value")
+    cache.clear()
+    cache.misses = 0
+    assert traces(pipeline) == before

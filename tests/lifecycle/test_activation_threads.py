@@ -1,0 +1,66 @@
+"""Switching the extension on and off while other threads are at work."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from vllm_omni.diffusion.cache import prompt_embed_cache as upstream
+
+import omni_tensor_key
+from omni_tensor_key import plugin
+
+from . import workers as workers  # the module of the workers too is one that activation looks at
+from .support import Adapter
+
+
+@pytest.fixture(autouse=True)
+def _switching_often() -> Iterator[None]:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+    omni_tensor_key.deactivate()
+
+
+def test_threads_that_find_the_same_cache_watch_it_once() -> None:
+    """It was installed by a function that somebody had imported before the extension was active."""
+    by_name = upstream.install_prompt_embed_cache
+    omni_tensor_key.activate()
+    door: Any = plugin._state.doors[plugin.modules.CACHE]
+    pipelines = [Adapter() for _ in range(10)]
+    for count, pipeline in enumerate(pipelines, len(door._doors) + 1):
+        cache = by_name(pipeline)
+        threads = [threading.Thread(target=cache.get, args=("key",)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(door._doors) == count
+
+
+def test_other_threads_do_not_notice_the_switch() -> None:
+    """Whoever refers to a tuple that another thread is filling makes it raise SystemError there."""
+    wrong: list[BaseException] = []
+    stop = threading.Event()
+
+    def fill() -> None:
+        try:
+            while not stop.is_set():
+                tuple(number for number in range(100))
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=fill) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        omni_tensor_key.activate()
+        omni_tensor_key.deactivate()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
