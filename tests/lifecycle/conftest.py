@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -11,15 +10,6 @@ from upstream.fresh_process import FreshProcesses as Fresh
 import omni_tensor_key
 
 from .support import CALLS
-
-
-@pytest.fixture(scope="package", autouse=True)
-def _few_objects() -> Iterator[None]:
-    """Activation and collections look at all objects; leave out the millions that the imports have made."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
