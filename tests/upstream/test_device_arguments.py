@@ -209,6 +209,18 @@ def test_code_that_asks_for_keys_while_others_are_read(active: Any, device: Any)
         assert found == tensor_key(other)
 
 
+def test_a_tensor_that_goes_to_another_device_while_its_key_is_made(active: Any) -> None:
+    prompt_ids = on_device([1, 2, 3], index=0)
+
+    class Name:
+        def __repr__(self) -> str:
+            prompt_ids.data = on_device([1, 2, 3], index=1)
+            return "name"
+
+    assert active._build_key(inspect.signature(encode), "tag", ([prompt_ids], {Name(): 1}), {}) is None
+    assert prompt_ids.device.index == 1
+
+
 def test_a_stream_under_capture_bypasses_without_a_copy(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline, cache = installed(type("Idle", (), {"encode_prompt": lambda self, prompt_ids: 1})())
     ids = on_device([1, 2, 3])
