@@ -112,8 +112,10 @@ def _open_doors() -> None:
         for name in _DOORS:
             if name in _state.ready and name not in _state.doors:
                 _state.doors[name] = _state.ready[name]()
-    except Exception as error:
+    except BaseException as error:
         _abandon()
+        if not isinstance(error, Exception):
+            raise
         _stand_down(str(error) if isinstance(error, ContractMismatch) else f"{type(error).__name__}: {error}")
         return
     if first:
@@ -211,6 +213,13 @@ def stats() -> dict[str, Any]:
     with _state.lock:
         cache: Any = _state.doors.get(modules.CACHE)
         return {} if cache is None else cache.stats()
+
+
+def cache_stats() -> list[tuple[str, dict[str, Any]]]:
+    """Each watched cache's pipeline, by name, and what its worker's `get_prompt_embed_cache_stats` returns."""
+    with _state.lock:
+        cache: Any = _state.doors.get(modules.CACHE)
+        return [] if cache is None else cache.cache_stats()
 
 
 def register() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 import threading
 import types
@@ -40,7 +39,7 @@ class CacheDoor(Patches):
         self.tensors_only = not has_known_rules(module)
         self._cache_class: Any = upstream.PromptEmbedCache
         self._miss = upstream._CACHE_MISS
-        self._doors: dict[Watch, WeightDoors] = {}
+        self._watches: set[Watch] = set()
         self._orphans: weakref.WeakSet[Any] = weakref.WeakSet()
         self._attaching = threading.RLock()  # a finalizer that runs meanwhile may install a cache too
         self._closed = False
@@ -55,7 +54,14 @@ class CacheDoor(Patches):
             on_bypass,
             self.tensors_only,
         )
-        install = upstream.install_prompt_embed_cache
+        try:
+            self._replace_all(upstream)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _replace_all(self, module: Any) -> None:
+        install = module.install_prompt_embed_cache
         watched_install = self._watched_install(install)
         self.replace(self._cache_class, "get", self._guarded_get(self._cache_class.get))
         self.replace(self._cache_class, "put", self._guarded_put(self._cache_class.put))
@@ -63,9 +69,6 @@ class CacheDoor(Patches):
         for importer in map(sys.modules.get, _IMPORTERS):
             if importer is not None and vars(importer).get("install_prompt_embed_cache") is install:
                 self.replace(importer, "install_prompt_embed_cache", watched_install)
-        for pipeline, cache in _installed(self._cache_class):
-            self._watch(pipeline, cache)
-            cache.clear()  # nobody has watched what its entries were made with, or whether they alias an input
         # Last: from here on calls with tensors are keyed, and everything that guards their entries is in place.
         self.replace(module, "_hashable", self.builder.hashable)
         self.replace(module, "_build_key", self.builder.build_key)
@@ -74,13 +77,15 @@ class CacheDoor(Patches):
         try:
             self._attach(pipeline, cache)
         except Exception as error:
-            logger.warning(
-                "omni_tensor_key: %s cannot be watched for changed weights (%s), so its calls with tensors are not "
-                "cached.",
-                type(pipeline).__name__,
-                error,
-            )
-            self._orphans.add(cache)
+            self._give_up(type(pipeline).__name__, cache, error)
+
+    def _give_up(self, name: str, cache: Any, error: Exception) -> None:
+        self._orphans.add(cache)
+        logger.warning(
+            "omni_tensor_key: %s cannot be watched for changed weights (%s), so its calls with tensors are not cached.",
+            name,
+            error,
+        )
 
     def _attach(self, pipeline: Any, cache: Any) -> None:
         with self._attaching:
@@ -88,38 +93,42 @@ class CacheDoor(Patches):
             if self._closed or watch_of(cache) is not None:
                 return
             self.watches()  # drops those whose pipeline is gone
-            if (earlier := watch_of(pipeline)) is not None:  # its cache was uninstalled
+            earlier = watch_of(pipeline)
+            if earlier is not None and earlier.pipeline is pipeline:  # and not one of which the pipeline is a copy
+                earlier.invalidate("its cache was uninstalled")
                 self._unwatch(earlier)
-            watch = attach(pipeline, cache)
+            watch = Watch(pipeline, cache)
+            watch.doors = WeightDoors(watch)
+            self._watches.add(watch)
             try:
-                self._doors[watch] = WeightDoors(watch)
+                if cache.stats()["size"] > 0:
+                    cache.clear()  # nobody has watched what its entries were made with, or whether they alias an input
+                attach(watch)  # last: other threads find a watch that is complete
             except BaseException:
-                detach(watch)
+                self._unwatch(watch)
                 raise
 
-    def _adopt(self, cache: Any) -> Watch | None:
-        """Watch a cache that was installed behind our back, by a function that was imported before we came."""
-        if self._closed or cache in self._orphans:
+    def _adopt(self, cache: Any, caller: types.FrameType) -> Watch | None:
+        """Watch a cache that was installed before this package came, or behind its back, when it is first asked."""
+        if self._closed or cache in self._orphans or "encode_fn" not in caller.f_locals:
             return None
-        for pipeline in _owners(cache):
+        pipeline = _owner(caller.f_locals["encode_fn"], cache)
+        if pipeline is not None:
             self._watch(pipeline, cache)
-        watch = watch_of(cache)
-        if watch is None:
-            self._orphans.add(cache)
-            logger.debug(
-                "omni_tensor_key: a prompt-embedding cache has no pipeline to watch; tensors are not keyed in it."
-            )
-        return watch
+            return watch_of(cache)
+        self._orphans.add(cache)
+        logger.debug("omni_tensor_key: a prompt-embedding cache has no pipeline to watch; tensors are not keyed in it.")
+        return None
 
     def _unwatch(self, watch: Watch) -> None:
-        doors = self._doors.pop(watch, None)
-        if doors is not None:
-            doors.remove()
+        self._watches.discard(watch)
+        if watch.doors is not None:
+            watch.doors.remove()
         detach(watch)
 
     def watches(self) -> list[Watch]:
         """The watches of the pipelines that still exist."""
-        watches = list(self._doors)
+        watches = list(self._watches)
         for watch in watches:
             if watch.pipeline is None:
                 self._unwatch(watch)
@@ -140,11 +149,16 @@ class CacheDoor(Patches):
 
         @functools.wraps(get)
         def guarded_get(cache: Any, key: Any) -> Any:
-            watch = watch_of(cache) or self._adopt(cache)
+            watch = watch_of(cache) or self._adopt(cache, sys._getframe(1))
             if watch is None:
                 return get(cache, key)
-            if watch.before_get() and (doors := self._doors.get(watch)) is not None:
-                doors.hook_modules()
+            try:
+                watch.before_get()
+            except Exception as error:
+                watch.invalidate("a part of the pipeline cannot be watched")
+                self._unwatch(watch)
+                self._give_up(watch.name, cache, error)
+                return get(cache, key)
             value = get(cache, key)
             if value is miss:
                 watch.after_miss(key)
@@ -181,10 +195,16 @@ class CacheDoor(Patches):
             by_argument = counted.setdefault("bypassed", {}).setdefault(pipeline, {})
             by_argument.setdefault(argument, {})[reason] = count
         for watch in self.watches():
-            for cause, count in watch.cleared.items():
+            for cause, count in dict(watch.cleared).items():  # a copy: other threads count on
                 by_cause = counted.setdefault("cleared", {}).setdefault(watch.name, {})
                 by_cause[cause] = by_cause.get(cause, 0) + count
         return counted
+
+    def cache_stats(self) -> list[tuple[str, dict[str, Any]]]:
+        """The counters of each watched cache, with its pipeline's name."""
+        mine = {"omni_tensor_key": self.stats()}
+        found = [(watch.name, getattr(watch.pipeline, "_prompt_embed_cache", None)) for watch in self.watches()]
+        return [(name, {**cache.stats(), **mine}) for name, cache in found if cache is not None]
 
     def abandon(self) -> None:
         """Put upstream's own attributes back and stop watching.
@@ -196,27 +216,18 @@ class CacheDoor(Patches):
         super().abandon()
         with self._attaching:
             self._closed = True
-        for watch in list(self._doors):
+        for watch in list(self._watches):
             watch.invalidate("deactivate")
             self._unwatch(watch)
 
 
-def _owners(cache: Any) -> list[Any]:
-    """The pipelines that the cache is installed on."""
-    # Depending on the Python release, an instance or its dictionary refers to an attribute's value. Not
-    # gc.get_objects(): it has tuples that other threads are still filling, who fail with a SystemError if somebody else
-    # refers to them.
-    referrers = gc.get_referrers(cache)
-    owners = [owner for item in referrers if type(item) is dict for owner in gc.get_referrers(item)]
-    found = []
-    for owner in (*referrers, *owners):
-        attributes = getattr(owner, "__dict__", None)
-        if type(attributes) is dict and attributes.get("_prompt_embed_cache") is cache and owner not in found:
-            found.append(owner)
-    return found
-
-
-def _installed(cache_class: type) -> list[tuple[Any, Any]]:
-    """The pipelines that already have a cache, each with its cache."""
-    caches = [item for item in gc.get_referrers(cache_class) if type(item) is cache_class]
-    return [(pipeline, cache) for cache in caches for pipeline in _owners(cache)]
+def _owner(method: Any, cache: Any) -> Any:
+    """The pipeline whose encode_prompt() this is, through decorators, if the cache is the pipeline's; or None."""
+    # Not by gc.get_referrers(): it has tuples that other threads are still filling, which fail with a SystemError there
+    # when somebody else refers to them, and lacks what gc.freeze() has put aside.
+    for _ in range(100):  # a decorator may say that it wraps itself
+        owner = getattr(method, "__self__", None)
+        if getattr(owner, "__dict__", {}).get("_prompt_embed_cache") is cache:
+            return owner
+        method = getattr(method, "__wrapped__", None)
+    return None

@@ -7,10 +7,15 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import text_path
 from .log import logger
+
+if TYPE_CHECKING:
+    import torch
+
+    from .weights import WeightDoors
 
 _ATTRIBUTE = "_omni_tensor_key_watch"
 _MAX_MISSED = 4096
@@ -25,6 +30,31 @@ def _same(value: Any) -> Callable[[Any], bool]:
     return lambda other: other is not None and other is reference()
 
 
+def _parts(pipeline: Any) -> dict[str, Any]:
+    """What the output of encode_prompt() depends on, by name, with parts that are not there yet."""
+    registered = getattr(pipeline, "_modules", {})  # with those that are None: they may come back
+    absent = {name: None for name, value in dict(vars(pipeline)).items() if value is None and "encoder" in name}
+    return {**absent, **text_path.children(pipeline), **text_path.text_tools(pipeline), **registered}
+
+
+class _Seen(NamedTuple):
+    """The parts of a pipeline that the entries of its cache were computed with."""
+
+    attributes: int  # how many the pipeline has
+    modules: int  # and of those, how many as registered modules
+    parts: list[tuple[str, Callable[[Any], bool]]]
+
+    def matches(self, pipeline: Any) -> bool:
+        attributes = vars(pipeline)
+        modules = attributes.get("_modules", {})
+        if len(attributes) != self.attributes or len(modules) != self.modules:
+            return False
+        return all(same(modules[name] if name in modules else attributes.get(name)) for name, same in self.parts)
+
+    def has(self, parts: dict[str, Any]) -> bool:
+        return len(parts) == len(self.parts) and all(name in parts and same(parts[name]) for name, same in self.parts)
+
+
 class Watch:
     """The connection between a pipeline and its cache. Keeps neither alive."""
 
@@ -32,14 +62,20 @@ class Watch:
         self._pipeline = weakref.ref(pipeline)
         self._cache = weakref.ref(cache)
         self.name = type(pipeline).__name__
-        self._lock = threading.Lock()
+        self.doors: WeightDoors | None = None
+        # Taken before upstream's lock. A finalizer may come back here on the same thread.
+        self._lock = threading.RLock()
         self._generation = 0
         self._changing = 0
         self._missed: dict[int, int] = {}
         self._forgetful = False
-        self._expected: list[Callable[[], bool]] = []
+        self._in_cache = False
+        self._clear_again = False
+        self._inner_is_stale = False
+        self._expected: dict[tuple[int, str], tuple[weakref.ref[torch.nn.Module], Callable[[Any], bool]]] = {}
         self.cleared: Counter[str] = Counter()  # how often entries were dropped, by cause
-        self._look()
+        self._generators = text_path.generator_names(pipeline)
+        self._seen = self._look(pipeline, _parts(pipeline))
 
     @property
     def pipeline(self) -> Any:
@@ -51,21 +87,11 @@ class Watch:
         """How many entries the cache holds at most; 0 when it is gone."""
         return getattr(self._cache(), "max_size", 0)
 
-    def _look(self) -> None:
-        pipeline = self.pipeline
-        self._generators = text_path.generator_names(pipeline)
-        registered = getattr(pipeline, "_modules", {})  # with those that are None: they may come back
-        parts = {**text_path.children(pipeline), **text_path.text_tools(pipeline), **registered}
-        self._module_count = len(registered)
+    @staticmethod
+    def _look(pipeline: Any, parts: dict[str, Any]) -> _Seen:
         # Weak: the cache may outlive the pipeline, and must not keep its weights alive. Not id(): it may be reused.
-        self._parts = [(name, _same(part)) for name, part in parts.items()]
-
-    def _is_as_seen(self, pipeline: Any) -> bool:
-        attributes = vars(pipeline)
-        modules = attributes.get("_modules", {})
-        if len(modules) != self._module_count:
-            return False
-        return all(same(modules[name] if name in modules else attributes.get(name)) for name, same in self._parts)
+        same = [(name, _same(part)) for name, part in parts.items()]
+        return _Seen(len(vars(pipeline)), len(getattr(pipeline, "_modules", {})), same)
 
     def text_modules(self) -> list[Any]:
         """The pipeline's modules that encode text."""
@@ -75,20 +101,46 @@ class Watch:
         """Whether a parameter of this dotted name lies outside the text-encoding path."""
         return name.split(".", 1)[0] in self._generators
 
-    def invalidate(self, cause: str) -> None:
-        """Empty the cache; results of calls that are running now will not be stored either."""
-        cache, pipeline = self._cache(), self.pipeline
-        # LingBotWorld keeps a second cache of text embeddings below encode_prompt().
-        inner = getattr(pipeline, "_prompt_embeds_cache", None)
+    def _use_cache(self, use: Callable[[], None]) -> None:
+        """Call a method of the cache. The lock is held; values that go with it may have finalizers that come back."""
+        self._in_cache = True
+        try:
+            use()
+        finally:
+            self._in_cache = False
+
+    def _clear(self, cause: str) -> bool:
+        """Empty the cache, and have the results of running calls not stored; returns whether it had entries."""
+        cache = self._cache()
+        with self._lock:
+            self._generation += 1
+            self._inner_is_stale = True
+            if self._in_cache:  # which holds upstream's lock on this thread
+                self._clear_again = True
+                return False
+            if not self._missed:
+                self._clear_inner()
+            if cache is None or cache.stats()["size"] == 0:
+                return False
+            self._use_cache(cache.clear)
+            self._clear_again = False
+            self.cleared[cause] += 1
+            return True
+
+    def _clear_inner(self) -> None:
+        """Empty the second cache of text embeddings that LingBotWorld keeps below encode_prompt().
+
+        While a call runs, which may be between two looks at it, this has to wait for the call's end.
+        """
+        self._inner_is_stale = False
+        inner = getattr(self.pipeline, "_prompt_embeds_cache", None)
         if isinstance(inner, dict):
             inner.clear()
-        with self._lock:  # taken before upstream's lock, here and in store()
-            self._generation += 1
-            if cache is None or cache.stats()["size"] == 0:
-                return
-            cache.clear()
-            self.cleared[cause] += 1
-        logger.debug("omni_tensor_key: prompt-embedding cache of %s cleared: %s.", self.name, cause)
+
+    def invalidate(self, cause: str) -> None:
+        """Empty the cache; results of calls that are running now will not be stored either."""
+        if self._clear(cause):
+            logger.debug("omni_tensor_key: prompt-embedding cache of %s cleared: %s.", self.name, cause)
 
     def keep(self, cause: str) -> None:
         """Note that the cache survives an event that left the text-encoding path alone."""
@@ -112,32 +164,47 @@ class Watch:
                 self._changing -= 1
             self.invalidate(cause)
 
-    def expect(self, part: Callable[[], object], new: object) -> None:
-        """Note that `part()`, somewhere in a text-encoding module, is about to become `new`."""
-        old = part()
+    def expect(self, module: torch.nn.Module, name: str, new: object) -> None:
+        """Note that this part of a text-encoding module is about to become `new`."""
+        old = _part(module, name)
         if old is new:
             return
-        still = _same(old)
         with self._lock:
-            self._expected.append(lambda: not still(part()))
+            self._expected[id(module), name] = (weakref.ref(module), _same(old))
         self.invalidate("a part of a text encoder was replaced")
 
-    def before_get(self) -> bool:
-        """Empty the cache if a child of the pipeline, a tokenizer or a processor is not the one it was.
+    def _forget_expected(self) -> None:
+        for key, (reference, still) in list(self._expected.items()):
+            module = reference()
+            if module is None or not still(_part(module, key[1])):
+                self._expected.pop(key, None)
 
-        Returns whether that was so.
+    def before_get(self) -> None:
+        """Empty the cache if a part of the pipeline that its entries depend on is not the one it was.
+
+        Raises whatever hooking a new part raises.
         """
-        pipeline = self.pipeline
-        if pipeline is None:
-            return False
-        if self._expected:
+        pipeline, doors = self.pipeline, self.doors
+        if pipeline is None or doors is None:
+            return
+        if self._inner_is_stale:
             with self._lock:
-                self._expected = [replaced for replaced in self._expected if not replaced()]
-        elif self._is_as_seen(pipeline):
-            return False
-        self._look()
-        self.invalidate("a part of the pipeline was replaced")
-        return True
+                self._clear_inner()
+        if not self._expected and self._seen.matches(pipeline) and doors.is_in_place():
+            return
+        with self._lock:
+            parts = _parts(pipeline)
+            seen = self._look(pipeline, parts)
+            if not self._expected and self._seen.has(parts) and doors.is_in_place():
+                self._seen = seen  # attributes came or went that are none of these parts
+                return
+            self._forget_expected()
+            self._generators = text_path.generator_names(pipeline)
+            doors.hook_modules()
+            dropped = self._clear("a part of the pipeline was replaced")
+            self._seen = seen  # last: from here on, other threads read what is in the cache
+        if dropped:
+            logger.debug("omni_tensor_key: prompt-embedding cache of %s cleared: a part was replaced.", self.name)
 
     def after_miss(self, key: object) -> None:
         """Remember to which state of the weights the value that is about to be computed for `key` belongs."""
@@ -153,7 +220,16 @@ class Watch:
         with self._lock:
             missed = self._missed.pop(id(key), None if self._forgetful else self._generation)
             if self._changing == 0 and missed == self._generation:
-                put()
+                self._use_cache(put)
+                if self._clear_again:
+                    self._clear_again = False
+                    self._clear("a part of a text encoder was replaced")
+            else:
+                self._clear_inner()
+
+
+def _part(module: torch.nn.Module, name: str) -> object:
+    return vars(module)["_modules"].get(name, vars(module)["_parameters"].get(name))
 
 
 def watch_of(owner: Any) -> Watch | None:
@@ -162,12 +238,10 @@ def watch_of(owner: Any) -> Watch | None:
     return found if isinstance(found, Watch) else None
 
 
-def attach(pipeline: Any, cache: Any) -> Watch:
-    """Start a watch and leave it on both. Raises TypeError for a pipeline that cannot be referred to weakly."""
-    watch = Watch(pipeline, cache)
-    for owner in (pipeline, cache):
+def attach(watch: Watch) -> None:
+    """Leave a watch on its pipeline and its cache. Raises where they cannot have such an attribute."""
+    for owner in (watch.pipeline, watch._cache()):
         object.__setattr__(owner, _ATTRIBUTE, watch)
-    return watch
 
 
 def detach(watch: Watch) -> None:

@@ -185,8 +185,10 @@ class WeightDoors:
         """`module` is about to get a new child or parameter of this name."""
         known = self._text_modules.get(id(module))
         if known is not None and known() is module:
-            children, parameters = vars(module)["_modules"], vars(module)["_parameters"]
-            self._watch.expect(lambda: children.get(name, parameters.get(name)), part)
+            self._watch.expect(module, name, part)
+
+    def is_in_place(self) -> bool:
+        return True
 
     def hook_modules(self) -> None:
         """Hook the text-encoding modules as they are now."""

@@ -7,10 +7,11 @@ serves diffusion.
 from __future__ import annotations
 
 import functools
-import gc
+import inspect
+import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from . import metrics
@@ -90,31 +91,33 @@ def _clear(worker: Any, cause: str) -> None:
         cache.clear()
 
 
-def _watch_sleep(worker: Any) -> dict[str, tuple[Any, Any]]:
-    """Give this worker its own `sleep` and `wake_up`; returns them, each with what the worker had in its place.
+def _bound(function: Any, worker: Any) -> Any:
+    return function.__get__(worker, type(worker)) if hasattr(type(function), "__get__") else function
 
-    On the instance: a worker extension comes before DiffusionWorker in the method resolution order and may not call it.
-    """
-    reference = weakref.ref(worker)
-    cls, own = type(worker), vars(worker)
-    own_sleep, own_wake_up = own.get("sleep"), own.get("wake_up")
 
-    @functools.wraps(own_sleep or cls.sleep)
-    def sleep(*args: Any, **kwargs: Any) -> Any:
+def _watched_sleep(sleep: Any) -> Callable[..., Any]:
+    @functools.wraps(sleep)
+    def clear_and_sleep(worker: Any, *args: Any, **kwargs: Any) -> Any:
         # Before: entries live outside the pool that sleep frees. What this raises stops the sleep.
-        _clear(reference(), "sleep")
-        return own_sleep(*args, **kwargs) if own_sleep else cls.sleep(reference(), *args, **kwargs)
+        _clear(worker, "sleep")
+        return _bound(sleep, worker)(*args, **kwargs)
 
-    @functools.wraps(own_wake_up or cls.wake_up)
-    def wake_up(*args: Any, **kwargs: Any) -> Any:
+    return clear_and_sleep
+
+
+def _watched_wake_up(wake_up: Any) -> Callable[..., Any]:
+    @functools.wraps(wake_up)
+    def wake_up_and_clear(worker: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return own_wake_up(*args, **kwargs) if own_wake_up else cls.wake_up(reference(), *args, **kwargs)
+            return _bound(wake_up, worker)(*args, **kwargs)
         finally:
             # After level 2 the weights are not there until they are loaded again.
-            _clear(reference(), "wake-up")
+            _clear(worker, "wake-up")
 
-    worker.sleep, worker.wake_up = sleep, wake_up
-    return {"sleep": (sleep, own_sleep), "wake_up": (wake_up, own_wake_up)}
+    return wake_up_and_clear
+
+
+_WATCHED = {"sleep": _watched_sleep, "wake_up": _watched_wake_up}
 
 
 def _get_stats(self: Any) -> dict[str, Any] | None:
@@ -135,14 +138,6 @@ def _clear_cache(self: Any) -> None:
     _clear(self, "clear_prompt_embed_cache")
 
 
-def _workers(cls: type[Any]) -> Iterator[Any]:
-    """The instances that a class and its subclasses have already."""
-    # By what refers to the class, for the reason given in upstream.py.
-    yield from [item for item in gc.get_referrers(cls) if type(item) is cls]
-    for subclass in cls.__subclasses__():
-        yield from _workers(subclass)
-
-
 class WorkerDoor(Patches):
     """DiffusionWorker's sleep and wake-up, watched, and the two calls that `collective_rpc` cannot reach otherwise.
 
@@ -152,47 +147,52 @@ class WorkerDoor(Patches):
     def __init__(self, module: types.ModuleType) -> None:
         super().__init__()
         worker_class = _own_methods(module, "DiffusionWorker", ["__init__", "sleep", "wake_up"])
-        self._workers: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._closed = False
         initialize = vars(worker_class)["__init__"]
 
         @functools.wraps(initialize)
-        def initialize_and_watch(worker: Any, *args: Any, **kwargs: Any) -> None:
+        def watch_and_initialize(worker: Any, *args: Any, **kwargs: Any) -> None:
+            self._watch(type(worker))
             initialize(worker, *args, **kwargs)
-            self._watch(worker)
 
         self._stop_metrics = metrics.register(self._read_stats)
         try:
-            self.replace(worker_class, "__init__", initialize_and_watch)
+            self.replace(worker_class, "__init__", watch_and_initialize)
             calls = {"get_prompt_embed_cache_stats": _get_stats, "clear_prompt_embed_cache": _clear_cache}
             for name, method in calls.items():
                 if not hasattr(worker_class, name):
                     self.add(worker_class, name, method)
-            for worker in _workers(worker_class):
-                self._watch(worker)
+            self._watch_with_subclasses(worker_class)
         except BaseException:
             self.abandon()
             raise
 
-    def _read_stats(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        for worker in list(self._workers):
-            counted = _get_stats(worker)
-            if counted is not None:
-                yield type(worker.model_runner.pipeline).__name__, counted
+    def _watch_with_subclasses(self, cls: type[Any]) -> None:
+        self._watch(cls)
+        for subclass in cls.__subclasses__():
+            self._watch_with_subclasses(subclass)
 
-    def _watch(self, worker: Any) -> None:
-        if worker not in self._workers:
-            self._workers[worker] = _watch_sleep(worker)
+    def _watch(self, cls: type) -> None:
+        """Watch the methods of a class, also those of a worker extension that comes before DiffusionWorker."""
+        with self._lock:
+            for name, watched in _WATCHED.items():
+                method = inspect.getattr_static(cls, name)
+                if self._closed or any(method is new for *_, new in self._replaced):
+                    continue
+                if name in vars(cls):
+                    self.replace(cls, name, watched(method))
+                else:
+                    self.add(cls, name, watched(method))
+
+    def _read_stats(self) -> list[tuple[str, dict[str, Any]]]:
+        from .plugin import cache_stats  # which imports this module
+
+        return cache_stats()
 
     def abandon(self) -> None:
-        """Put the class's own methods back, on the class and on every worker."""
-        super().abandon()
+        """Put the classes' own methods back."""
+        with self._lock:
+            self._closed = True
+            super().abandon()
         self._stop_metrics()
-        for worker, methods in self._workers.items():
-            for name, (ours, own) in methods.items():
-                if vars(worker).get(name) is not ours:
-                    continue  # somebody else has replaced it since
-                if own is None:
-                    delattr(worker, name)
-                else:
-                    setattr(worker, name, own)
-        self._workers.clear()

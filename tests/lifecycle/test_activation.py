@@ -147,9 +147,10 @@ def test_all_of_several_existing_pipelines_are_watched() -> None:
 def test_the_entries_of_before_are_dropped() -> None:
     """Nobody has watched what they were made with."""
     pipeline, cache = installed()
-    pipeline.encode_prompt(IDS, MASK)
+    pipeline.encode_prompt([IDS], [MASK])
     omni_tensor_key.activate()
-    assert cache.stats()["size"] == 0
+    assert not is_hit(pipeline, cache, [IDS], [MASK])
+    assert is_hit(pipeline, cache, [IDS], [MASK])
 
 
 @pytest.mark.parametrize("by_name", [upstream, sys.modules["vllm_omni.diffusion.cache"], diffusion_model_runner])

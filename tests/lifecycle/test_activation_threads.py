@@ -13,8 +13,8 @@ from vllm_omni.diffusion.cache import prompt_embed_cache as upstream
 import omni_tensor_key
 from omni_tensor_key import plugin
 
-from . import workers as workers  # the module of the workers too is one that activation looks at
-from .support import Adapter
+from .support import CALLS, Adapter
+from .workers import DiffusionWorker
 
 
 @pytest.fixture(autouse=True)
@@ -32,14 +32,14 @@ def test_threads_that_find_the_same_cache_watch_it_once() -> None:
     omni_tensor_key.activate()
     door: Any = plugin._state.doors[plugin.modules.CACHE]
     pipelines = [Adapter() for _ in range(10)]
-    for count, pipeline in enumerate(pipelines, len(door._doors) + 1):
-        cache = by_name(pipeline)
-        threads = [threading.Thread(target=cache.get, args=("key",)) for _ in range(8)]
+    for count, pipeline in enumerate(pipelines, len(door._watches) + 1):
+        by_name(pipeline)
+        threads = [threading.Thread(target=pipeline.encode_prompt, args=CALLS["lists"]) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(door._doors) == count
+        assert len(door._watches) == count
 
 
 def test_other_threads_do_not_notice_the_switch() -> None:
@@ -50,7 +50,7 @@ def test_other_threads_do_not_notice_the_switch() -> None:
     def fill() -> None:
         try:
             while not stop.is_set():
-                tuple(number for number in range(100))
+                tuple(part for part in (upstream.PromptEmbedCache, DiffusionWorker) * 50)
         except BaseException as error:
             wrong.append(error)
 

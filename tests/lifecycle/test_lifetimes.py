@@ -111,7 +111,7 @@ def test_a_hundred_pipelines_leave_nothing_behind() -> None:
         kinds = (Watch, WeightDoors, Adapter, Encoder, upstream.PromptEmbedCache, torch.Tensor)
         objects = gc.get_objects()
         door: Any = plugin._state.doors[plugin.modules.CACHE]
-        return [*(sum(type(item) is kind for item in objects) for kind in kinds), len(door._doors), *map(len, hooks)]
+        return [*(sum(type(item) is kind for item in objects) for kind in kinds), len(door._watches), *map(len, hooks)]
 
     used(*installed())
     before = left()
@@ -128,7 +128,7 @@ def test_watches_of_pipelines_that_are_gone_are_dropped_at_the_next_installation
         del pipeline
         gc.collect()
         kept, _ = installed()
-        assert [watch.pipeline for watch in door._doors].count(None) == 0
+        assert [watch.pipeline for watch in door._watches].count(None) == 0
     del kept
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import threading
@@ -79,6 +80,7 @@ def test_a_cache_that_is_installed_already_starts_to_hit() -> None:
 
 @pytest.mark.parametrize("before", [False, True], ids=["after activation", "before activation"])
 def test_a_cache_on_a_pipeline_whose_encode_prompt_is_no_method(before: bool) -> None:
+    """Where upstream's wrapper is all that is found, nobody can say what to watch, and nothing with tensors stays."""
     pipeline = Pipeline()
     method = pipeline.encode_prompt
 
@@ -88,6 +90,22 @@ def test_a_cache_on_a_pipeline_whose_encode_prompt_is_no_method(before: bool) ->
     pipeline.encode_prompt = encode_prompt  # type: ignore[method-assign]
     if not before:
         activate()
+    cache = upstream.install_prompt_embed_cache(pipeline)
+    activate()
+    for _ in range(3):
+        pipeline.encode_prompt(torch.arange(3))
+    assert counts(cache) == ((0, 3, 0) if before else (2, 1, 0))
+    assert pipeline.runs == counts(cache).misses
+
+
+def test_a_decorated_encode_prompt_is_found() -> None:
+    pipeline = Pipeline()
+
+    @functools.wraps(pipeline.encode_prompt)
+    def encode_prompt(*args: Any) -> Any:
+        return type(pipeline).encode_prompt(pipeline, *args)
+
+    pipeline.encode_prompt = encode_prompt  # type: ignore[method-assign]
     cache = upstream.install_prompt_embed_cache(pipeline)
     activate()
     for _ in range(3):
