@@ -16,7 +16,7 @@ from .contract import check_contract, has_known_rules
 from .debug import Fingerprints
 from .host_copy import to_host
 from .log import logger
-from .outputs import without_aliases
+from .outputs import NOT_STORABLE, without_aliases
 from .patches import Patches
 from .settings import settings
 from .watch import Watch, attach, detach, watch_of
@@ -179,6 +179,8 @@ class CacheDoor(Patches):
                 if watch is None:
                     return  # nobody would notice changed weights; _watch() or _adopt() has said so
                 value = without_aliases(value, sources)
+                if value is NOT_STORABLE:
+                    return
             if watch is None:
                 put(cache, key, value)
                 return

@@ -116,7 +116,7 @@ def test_bypasses_as_the_prompt(make: Callable[[], Any]) -> None:
 def test_precomputed_embeddings_bypass(name: str, value: Any) -> None:
     assert name in pristine()._PRECOMPUTED_EMBED_ARGS
     namespace: dict[str, Any] = {}
-    exec(f"def encode_prompt(self, prompt_ids, {name}=None): return object()", namespace)
+    exec(f"def encode_prompt(self, prompt_ids, {name}=None): return 'text'", namespace)
     pipeline, cache = installed(type("Precomputed", (), namespace)())
     for _ in range(2):
         pipeline.encode_prompt(torch.arange(3), **{name: value})

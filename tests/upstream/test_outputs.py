@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import collections
+import enum
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from transformers.modeling_outputs import BaseModelOutput
 
 from omni_tensor_key import activate, deactivate
 
@@ -19,6 +20,10 @@ pytestmark = pytest.mark.usefixtures("active")
 class Output(NamedTuple):
     embeds: torch.Tensor
     mask: Any
+
+
+class Layout(enum.Enum):
+    NEW = 1
 
 
 class Encoder:
@@ -145,18 +150,17 @@ def quantized(embeds: torch.Tensor) -> torch.Tensor:
 ODD: dict[str, Callable[..., Any]] = {
     "None": lambda ids, mask, embeds: None,
     "text": lambda ids, mask, embeds: "text",
-    "an object": lambda ids, mask, embeds: object(),
+    "constants": lambda ids, mask, embeds: (1, 2.0, 1j, True, b"b", torch.int8, mask.device, mask.shape, Layout.NEW),
     "empty containers": lambda ids, mask, embeds: ([], (), {}),
     "an empty tensor": lambda ids, mask, embeds: torch.empty(0),
     "sparse": lambda ids, mask, embeds: embeds.to_sparse(),
     "sparse rows": lambda ids, mask, embeds: embeds.to_sparse_csr(),
-    "nested": lambda ids, mask, embeds: torch.nested.nested_tensor([embeds[0], embeds[1]], layout=torch.jagged),
     "meta": lambda ids, mask, embeds: embeds.to("meta"),
     "quantized": lambda ids, mask, embeds: quantized(embeds),
     "complex": lambda ids, mask, embeds: torch.complex(embeds, embeds).conj(),
     "negated": lambda ids, mask, embeds: torch.complex(embeds, embeds).conj().imag,
-    "no storage": lambda ids, mask, embeds: embeds.untyped_storage().resize_(0) and embeds,
-    "a deque": lambda ids, mask, embeds: collections.deque([mask]),
+    "no storage": lambda ids, mask, embeds: (embeds.untyped_storage().resize_(0), embeds)[1],
+    "transformers' output": lambda ids, mask, embeds: BaseModelOutput(last_hidden_state=embeds),
     "with gradient": lambda ids, mask, embeds: embeds.requires_grad_() * 2,
 }
 
@@ -168,7 +172,7 @@ def test_odd_outputs(make: Callable[..., Any]) -> None:
     miss, hit = pipeline.encode_prompt(*call), pipeline.encode_prompt(*call)
     assert counts(cache) == (1, 1, 0)
     assert miss is pipeline.output
-    assert type(hit) is type(miss)
+    assert type(hit) is (dict if isinstance(miss, dict) else type(miss))  # upstream makes dicts plain
     for one, other in zip(tensors(hit), tensors(miss), strict=True):
         assert (one.shape, one.dtype, one.layout, one.device) == (other.shape, other.dtype, other.layout, other.device)
         assert not one.requires_grad
