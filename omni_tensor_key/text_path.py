@@ -24,36 +24,49 @@ def is_upstream(function: Any) -> bool:
     return str(getattr(function, "__module__", "")).split(".", 1)[0] == "vllm_omni"
 
 
+def _attributes(pipeline: Any) -> dict[str, Any]:
+    # A copy: other threads may set attributes meanwhile. Copying a dict is one call into C, which keeps the GIL.
+    return dict(vars(pipeline))
+
+
 def children(pipeline: Any) -> dict[str, torch.nn.Module]:
     """The modules that the pipeline has as attributes, by name."""
     found = dict(getattr(pipeline, "_modules", {}))
-    found.update((name, value) for name, value in vars(pipeline).items() if isinstance(value, torch.nn.Module))
+    found.update((name, value) for name, value in _attributes(pipeline).items() if isinstance(value, torch.nn.Module))
     return {name: module for name, module in found.items() if module is not None}
 
 
 def text_tools(pipeline: Any) -> dict[str, object]:
     """The pipeline's tokenizers and processors, by name."""
-    return {name: value for name, value in vars(pipeline).items() if "tokenizer" in name or "processor" in name}
+    return {name: value for name, value in _attributes(pipeline).items() if "tokenizer" in name or "processor" in name}
+
+
+def _wrapped(function: types.FunctionType) -> Iterator[Any]:
+    """What a decorator keeps: it is here, whether or not the decorator says so."""
+    yield getattr(function, "__wrapped__", None)
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # an empty cell
+            yield cell.cell_contents
 
 
 def _functions(attribute: Any) -> Iterator[types.FunctionType]:
     """The functions that using a class attribute runs: through descriptors and decorators."""
-    if isinstance(attribute, types.FunctionType):
-        yield attribute
-        # A decorator keeps what it decorates here, whether or not it says so.
-        inner = [getattr(attribute, "__wrapped__", None)]
-        for cell in attribute.__closure__ or ():
-            with contextlib.suppress(ValueError):  # an empty cell
-                inner.append(cell.cell_contents)
-        for function in inner:
-            if isinstance(function, types.FunctionType | types.MethodType) and function is not attribute:
-                yield from _functions(function)
-    elif isinstance(attribute, property):
-        yield from _functions(attribute.fget)
-    elif isinstance(attribute, functools.cached_property):
-        yield from _functions(attribute.func)
-    elif isinstance(attribute, types.MethodType | classmethod | staticmethod):
-        yield from _functions(attribute.__func__)
+    pending, seen = [attribute], set[types.FunctionType]()  # closures may refer to each other
+    while pending:
+        item = pending.pop()
+        if isinstance(item, types.FunctionType):
+            if item not in seen:
+                seen.add(item)
+                yield item
+                pending += [
+                    inner for inner in _wrapped(item) if isinstance(inner, types.FunctionType | types.MethodType)
+                ]
+        elif isinstance(item, property):
+            pending.append(item.fget)
+        elif isinstance(item, functools.cached_property):
+            pending.append(item.func)
+        elif isinstance(item, types.MethodType | classmethod | staticmethod):
+            pending.append(item.__func__)
 
 
 def _mentioned(code: types.CodeType) -> set[str]:
@@ -107,7 +120,9 @@ def generator_names(pipeline: Any) -> frozenset[str]:
     A known generator that shares a module or parameter with another child does not count, nor does one that an
     encode_prompt() from outside vLLM-Omni mentions, nor does any if nothing else were left to encode the text.
     """
-    declared = {*GENERATORS, *getattr(pipeline, "_dit_modules", ()), *getattr(pipeline, "_vae_modules", ())}
+    declared = set(GENERATORS)
+    for name in ("_dit_modules", "_vae_modules"):
+        declared.update(getattr(pipeline, name, None) or ())
     modules = children(pipeline)
     used = _names_used(pipeline)
     if used is None:
