@@ -8,6 +8,7 @@ with `collective_rpc("get_prompt_embed_cache_stats")`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -81,4 +82,9 @@ def register(read: Read) -> Callable[[], None]:
     except Exception as error:  # somebody has these names, for one: not worth anything but a line
         logger.warning("omni_tensor_key: no metrics for Prometheus: %s", error)
         return lambda: None
-    return lambda: client.REGISTRY.unregister(collector)
+
+    def unregister() -> None:
+        with contextlib.suppress(KeyError):  # somebody has taken it out already
+            client.REGISTRY.unregister(collector)
+
+    return unregister

@@ -122,6 +122,24 @@ assert omni_tensor_key.is_active()
     assert fresh.check(WORKER + taken).lines_with("no metrics for Prometheus")
 
 
+def test_a_collector_that_somebody_has_unregistered(fresh: FreshProcesses) -> None:
+    gone = """
+import prometheus_client
+import omni_tensor_key
+from omni_tensor_key import metrics
+omni_tensor_key.activate()
+for collector in list(prometheus_client.REGISTRY._collector_to_names):
+    if isinstance(collector, metrics.Collector):
+        prometheus_client.REGISTRY.unregister(collector)
+        print("unregistered")
+omni_tensor_key.deactivate()
+assert not omni_tensor_key.is_active()
+omni_tensor_key.activate()
+assert omni_tensor_key.is_active()
+"""
+    assert fresh.check(WORKER + gone).lines_with("unregistered")
+
+
 def test_prometheus_is_not_imported(fresh: FreshProcesses) -> None:
     fresh.check(
         "import sys\nsys.modules.pop('prometheus_client', None)\nimport omni_tensor_key.metrics as metrics\n"
