@@ -22,7 +22,19 @@ constexpr size_t kMaxPlans = 64;
 
 constexpr char kCapsuleName[] = "omni_tensor_key.binding_plan";
 
-bool is_immutable(PyObject* object) { return is_exact_scalar(object) || is_torch_constant(object); }
+// Tuples in tuples, as deep as a default may have them.
+constexpr int kMaxDepth = 8;
+
+// Whether neither the object nor what it refers to can change. It does not lead to a pipeline either.
+bool is_constant(PyObject* object, int depth = kMaxDepth) {
+  if (is_exact_scalar(object) || is_torch_constant(object)) return true;
+  if (Py_TYPE(object) != &PyTuple_Type || depth == 0) return false;
+  const Py_ssize_t size = PyTuple_Size(object);
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    if (!is_constant(PyTuple_GetItem(object, i), depth - 1)) return false;
+  }
+  return true;
+}
 
 // Whether the type of `object` is exactly inspect.<name>.
 bool is_inspect_type(PyObject* object, const char* name) {
@@ -102,16 +114,14 @@ bool BindingPlan::add_parameter(BuilderObject* builder, PyObject* parameter) {
 
   Parameter added{};
   if (default_value.get() != empty.get()) {
+    if (!is_constant(default_value.get())) return false;
+    const Ref value = is_exact_scalar(default_value.get())
+                          ? Ref::borrow(default_value.get())
+                          : Ref::steal(PyObject_CallFunctionObjArgs(builder->hashable, default_value.get(), nullptr));
+    if (!value || value.get() == builder->not_hashable) return false;
+    added.default_item = Ref::steal(PyTuple_Pack(2, name.get(), value.get()));
+    if (!added.default_item) return false;
     added.default_value = std::move(default_value);
-    if (is_immutable(added.default_value.get())) {
-      const Ref value =
-          is_exact_scalar(added.default_value.get())
-              ? Ref::borrow(added.default_value.get())
-              : Ref::steal(PyObject_CallFunctionObjArgs(builder->hashable, added.default_value.get(), nullptr));
-      if (!value) return false;
-      added.default_item = Ref::steal(PyTuple_Pack(2, name.get(), value.get()));
-      if (!added.default_item) return false;
-    }
   }
   added.name = std::move(name);
   added.positional = kind != kKeywordOnly;
@@ -201,7 +211,7 @@ PyObject* BindingPlan::build(Walk& walk, PyObject* model_tag, PyObject* args, Py
       waiting[count++] = walk.defer(value);
       continue;
     }
-    const bool is_ready = bound[index] == nullptr && parameter.default_item;
+    const bool is_ready = bound[index] == nullptr;
     if (!is_ready && !is_exact_scalar(value)) {
       if (!walk.look_at_deferred()) return nullptr;
       if (walk.reason != Reason::kNone) return bypass(walk.builder, model_tag, walk.argument, reason_name(walk.reason));
@@ -235,7 +245,7 @@ Ref BindingPlans::find(BuilderObject* builder, PyObject* signature) {
     if (entry.signature.get() == signature) return Ref::borrow(entry.plan.get());
   }
   Ref plan = BindingPlan::compile(builder, signature);
-  if (!plan) return Ref();
+  if (!plan || plan.get() == Py_None) return plan;
   std::vector<Entry> dropped;  // freed after the vector is whole again: a destructor may run Python code
   if (entries_.size() >= kMaxPlans) dropped.swap(entries_);
   entries_.push_back({Ref::borrow(signature), Ref::borrow(plan.get())});

@@ -12,9 +12,9 @@ namespace otk::py {
 // check for precomputed embeddings and the walk in name order, as upstream's _build_key does them.
 class BindingPlan {
  public:
-  // None for a signature that is not ordinary: one with *args or **kwargs, more than kMaxParameters, or not made of
-  // inspect's own types. Otherwise a capsule: Python counts who still uses the plan. Null with an error if the
-  // signature cannot be read.
+  // None for a signature that is not ordinary: one with *args or **kwargs, more than kMaxParameters, a default that is
+  // not constant, or not made of inspect's own types. Otherwise a capsule: Python counts who still uses the plan. Null
+  // with an error if the signature cannot be read.
   static Ref compile(BuilderObject* builder, PyObject* signature);
 
   // The plan in what compile() returned, alive as long as that is; null for None.
@@ -32,7 +32,7 @@ class BindingPlan {
   struct Parameter {
     Ref name;
     Ref default_value;  // null: none
-    Ref default_item;   // the finished (name, value) of a default that never changes, or null
+    Ref default_item;   // the default's finished (name, value); null: none
     bool positional;
     bool keyword;
     bool precomputed;  // not None: the caller brings embeddings, and the call bypasses
@@ -51,7 +51,8 @@ class BindingPlan {
   size_t positional_count_ = 0;
 };
 
-// The plans of a builder, by signature.
+// The plans of a builder, by signature. Only ordinary signatures are kept: the defaults of others may lead to a
+// pipeline, which would live as long as the builder.
 class BindingPlans {
  public:
   // What BindingPlan::compile() returned for the signature, now or earlier.

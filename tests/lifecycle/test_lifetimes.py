@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import weakref
 from collections.abc import Iterator
@@ -62,6 +64,31 @@ def test_a_pipeline_with_its_cache_goes_with_one_collection() -> None:
     del pipeline
     gc.collect()
     assert [reference() for reference in found] == [None, None]
+
+
+def encode(prompt_ids: Any, attention_mask: Any = None, *, pipeline: Any) -> Any:
+    return Adapter.encode_prompt(pipeline, prompt_ids, attention_mask)
+
+
+def encode_any(prompt_ids: Any, *more: Any, pipeline: Any) -> Any:
+    return Adapter.encode_prompt(pipeline, prompt_ids, *more)
+
+
+@pytest.mark.parametrize("function", [encode, encode_any])
+@pytest.mark.parametrize("wrap", [lambda pipeline: pipeline, lambda pipeline: [pipeline]])
+def test_a_pipeline_that_is_a_default_of_its_signature_goes(function: Any, wrap: Any) -> None:
+    """inspect.signature() makes a default of an argument that functools.partial() binds by name."""
+    pipeline = Adapter()
+    pipeline.encode_prompt = functools.partial(function, pipeline=wrap(pipeline))
+    cache = installed(pipeline)[1]
+    for options in ({}, {"pipeline": pipeline}):
+        with contextlib.suppress(AttributeError):  # a list encodes nothing
+            pipeline.encode_prompt(*CALL, **options)
+    assert cache.stats()["bypassed"] == 2
+    reference = weakref.ref(pipeline)
+    del pipeline, options
+    gc.collect()
+    assert reference() is None
 
 
 @pytest.mark.parametrize("encoder", [Encoder, LoadingEncoder])

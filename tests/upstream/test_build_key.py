@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import inspect
 import random
+import sys
 import types
 from inspect import Parameter, Signature
 from typing import Any
@@ -155,7 +156,7 @@ def test_many_parameters(active: Any, count: int) -> None:
     rng = random.Random(SEED + count)
     names = [f"p{i}" for i in range(count)]
     rng.shuffle(names)
-    signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=[name]) for name in names])
+    signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=(name,)) for name in names])
     agree(active, signature, (), {})
     agree(active, signature, tuple(range(count)), {})
     agree(active, signature, tuple(range(count // 2)), {name: [name, None] for name in names[count // 2 :]})
@@ -180,6 +181,37 @@ def test_a_default_that_is_changed_between_calls(active: Any) -> None:
     assert active._build_key(signature, "tag", ("a",), {}) is None
 
 
+CONSTANTS = (None, True, 1, 2.5, "text", b"bytes", torch.float32, torch.device("cpu"), (), (1, ("a", (torch.int8,))))
+
+
+def held(active: Any, default: Any) -> bool:
+    """Whether the builder keeps a signature with this default, which is what makes the next call fast."""
+    signature = Signature([Parameter("prompt", 1), Parameter("option", 1, default=default)])
+    before = sys.getrefcount(signature)
+    agree(active, signature, ("a",), {})
+    agree(active, signature, ("a",), {"option": [1]})
+    return sys.getrefcount(signature) > before
+
+
+@pytest.mark.parametrize("default", CONSTANTS, ids=repr)
+def test_signatures_with_constant_defaults_are_compiled(active: Any, default: Any) -> None:
+    assert held(active, default)
+
+
+@pytest.mark.parametrize("default", [[1], {"a": [1]}, ([1],), Word("a"), object(), function, 1j], ids=repr)
+def test_nothing_is_kept_of_signatures_with_other_defaults(active: Any, default: Any) -> None:
+    references = sys.getrefcount(default)
+    assert not held(active, default)
+    assert sys.getrefcount(default) == references
+
+
+def test_a_default_that_is_deeply_nested(active: Any) -> None:
+    default: Any = ()
+    for _ in range(100):
+        default = (default,)
+    assert not held(active, default)
+
+
 @pytest.mark.parametrize("name", PRECOMPUTED)
 @pytest.mark.parametrize("value", [0, False, "", (), "x"])
 def test_precomputed_embeddings_bypass(active: Any, name: str, value: Any) -> None:
@@ -193,7 +225,7 @@ def test_precomputed_embeddings_bypass(active: Any, name: str, value: Any) -> No
 
 def test_more_signatures_than_plans_are_kept(active: Any) -> None:
     rng = random.Random(SEED)
-    made = [Signature([Parameter(f"p{i}", 1, default=i), Parameter("q", 1, default=[i])]) for i in range(200)]
+    made = [Signature([Parameter(f"p{i}", 1, default=i), Parameter("q", 1, default=(i,))]) for i in range(200)]
     for _ in range(5):
         rng.shuffle(made)
         for signature in made:
