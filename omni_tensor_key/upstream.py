@@ -180,6 +180,10 @@ class CacheDoor(Patches):
                     return  # nobody would notice changed weights; _watch() or _adopt() has said so
                 value = without_aliases(value, sources)
                 if value is NOT_STORABLE:
+                    logger.debug(
+                        "omni_tensor_key: an output of %s may refer to an input and is not stored.", watch.name
+                    )
+                    watch.store(key, lambda: None)  # its miss is over
                     return
             if watch is None:
                 put(cache, key, value)
