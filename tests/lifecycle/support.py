@@ -11,6 +11,8 @@ from torch import nn
 from vllm_omni.diffusion.cache import prompt_embed_cache as upstream
 from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImagePipeline
 
+from omni_tensor_key.watch import watch_of
+
 IDS, MASK = [5, 3, 9, 2], [1, 1, 1, 0]
 CALLS = {"tensors": (torch.tensor([IDS]), torch.tensor([MASK])), "lists": ([IDS], [MASK])}
 VOCABULARY, WIDTH = 16, 4
@@ -142,3 +144,20 @@ def new_weights(module: nn.Module, prefix: str = "", seed: int = 1) -> list[tupl
         (prefix + name, torch.randn(parameter.shape, generator=generator))
         for name, parameter in module.named_parameters()
     ]
+
+
+def doors_of(pipeline: Any) -> Any:
+    """The hooks on a pipeline that is watched."""
+    watch = watch_of(pipeline)
+    assert watch is not None
+    return watch.doors
+
+
+def hooks_on(module: nn.Module) -> list[tuple[Any, ...]]:
+    """The hooks that load_state_dict() runs."""
+    return [tuple(module._load_state_dict_pre_hooks), tuple(module._load_state_dict_post_hooks)]
+
+
+def loaded(module: nn.Module, weights: Any) -> bool:
+    """Whether the module's parameters are these."""
+    return all(torch.equal(module.get_parameter(name), weight) for name, weight in weights)
