@@ -7,10 +7,11 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from . import text_path
 from .log import logger
+from .parts import Seen, parts_of
 
 if TYPE_CHECKING:
     import torch
@@ -28,31 +29,6 @@ def _same(value: Any) -> Callable[[Any], bool]:
     except TypeError:  # None, a number, a string
         return lambda other: other is value
     return lambda other: other is not None and other is reference()
-
-
-def _parts(pipeline: Any) -> dict[str, Any]:
-    """What the output of encode_prompt() depends on, by name, with parts that are not there yet."""
-    registered = getattr(pipeline, "_modules", {})  # with those that are None: they may come back
-    absent = {name: None for name, value in dict(vars(pipeline)).items() if value is None and "encoder" in name}
-    return {**absent, **text_path.children(pipeline), **text_path.text_tools(pipeline), **registered}
-
-
-class _Seen(NamedTuple):
-    """The parts of a pipeline that the entries of its cache were computed with."""
-
-    attributes: int  # how many the pipeline has
-    modules: int  # and of those, how many as registered modules
-    parts: list[tuple[str, Callable[[Any], bool]]]
-
-    def matches(self, pipeline: Any) -> bool:
-        attributes = vars(pipeline)
-        modules = attributes.get("_modules", {})
-        if len(attributes) != self.attributes or len(modules) != self.modules:
-            return False
-        return all(same(modules[name] if name in modules else attributes.get(name)) for name, same in self.parts)
-
-    def has(self, parts: dict[str, Any]) -> bool:
-        return len(parts) == len(self.parts) and all(name in parts and same(parts[name]) for name, same in self.parts)
 
 
 class Watch:
@@ -75,7 +51,7 @@ class Watch:
         self._expected: dict[tuple[int, str], tuple[weakref.ref[torch.nn.Module], Callable[[Any], bool]]] = {}
         self.cleared: Counter[str] = Counter()  # how often entries were dropped, by cause
         self._generators = text_path.generator_names(pipeline)
-        self._seen = self._look(pipeline, _parts(pipeline))
+        self._seen = Seen(pipeline, parts_of(pipeline))
 
     @property
     def pipeline(self) -> Any:
@@ -86,12 +62,6 @@ class Watch:
     def capacity(self) -> int:
         """How many entries the cache holds at most; 0 when it is gone."""
         return getattr(self._cache(), "max_size", 0)
-
-    @staticmethod
-    def _look(pipeline: Any, parts: dict[str, Any]) -> _Seen:
-        # Weak: the cache may outlive the pipeline, and must not keep its weights alive. Not id(): it may be reused.
-        same = [(name, _same(part)) for name, part in parts.items()]
-        return _Seen(len(vars(pipeline)), len(getattr(pipeline, "_modules", {})), same)
 
     def text_modules(self) -> list[Any]:
         """The pipeline's modules that encode text."""
@@ -173,18 +143,22 @@ class Watch:
             self._expected[id(module), name] = (weakref.ref(module), _same(old))
         self.invalidate("a part of a text encoder was replaced")
 
-    def _forget_expected(self) -> None:
-        for key, (reference, still) in list(self._expected.items()):
+    def _arrived(self) -> dict[Any, Any]:
+        """Of what was expected, that which has become what it was to become, or is gone."""
+        found = {}
+        for (key, name), expectation in list(self._expected.items()):
+            reference, still = expectation
             module = reference()
-            if module is None or not still(_part(module, key[1])):
-                self._expected.pop(key, None)
+            if module is None or not still(_part(module, name)):
+                found[key, name] = expectation
+        return found
 
     def before_get(self) -> None:
         """Empty the cache if a part of the pipeline that its entries depend on is not the one it was.
 
         Raises whatever hooking a new part raises.
         """
-        pipeline, doors = self.pipeline, self.doors
+        pipeline, doors = self._pipeline(), self.doors
         if pipeline is None or doors is None:
             return
         if self._inner_is_stale:
@@ -193,16 +167,20 @@ class Watch:
         if not self._expected and self._seen.matches(pipeline) and doors.is_in_place():
             return
         with self._lock:
-            parts = _parts(pipeline)
-            seen = self._look(pipeline, parts)
+            parts = parts_of(pipeline)
+            seen = Seen(pipeline, parts)
             if not self._expected and self._seen.has(parts) and doors.is_in_place():
                 self._seen = seen  # attributes came or went that are none of these parts
                 return
-            self._forget_expected()
+            arrived = self._arrived()
             self._generators = text_path.generator_names(pipeline)
             doors.hook_modules()
             dropped = self._clear("a part of the pipeline was replaced")
-            self._seen = seen  # last: from here on, other threads read what is in the cache
+            # Last: from here on, other threads read what is in the cache.
+            self._seen = seen
+            for key, expectation in arrived.items():
+                if self._expected.get(key) is expectation:
+                    del self._expected[key]
         if dropped:
             logger.debug("omni_tensor_key: prompt-embedding cache of %s cleared: a part was replaced.", self.name)
 

@@ -60,7 +60,9 @@ class WeightDoors:
         self._watch = watch
         self._lock = threading.RLock()  # a finalizer may come in while its thread is here
         self._removed = False
+        self._pipeline = weakref.ref(watch.pipeline)
         self._pipeline_load: WatchedLoad | None = None
+        self._expected: Any = self  # nothing that could be there yet
         self._text_modules: dict[int, tuple[weakref.ref[torch.nn.Module], ExitStack]] = {}
         try:
             _open_doors.add(self)
@@ -90,10 +92,15 @@ class WeightDoors:
         if known is not None and known[0]() is module:
             self._watch.expect(module, name, part)
 
+    def _entry(self) -> Any:
+        """What is in the place of the pipeline's `load_weights`: on itself, or else on its class."""
+        pipeline = self._pipeline()
+        own = getattr(pipeline, "__dict__", {}).get("load_weights")
+        return type(pipeline).__dict__.get("load_weights") if own is None else own
+
     def is_in_place(self) -> bool:
-        """Whether nobody has given the pipeline another `load_weights` since it was hooked."""
-        method = getattr(self._watch.pipeline, "load_weights", None)
-        return method is self._pipeline_load or self._removed or not callable(method)
+        """Whether nobody has given the pipeline another `load_weights` since it was hooked; asked at every lookup."""
+        return self._entry() is self._expected or self._removed
 
     def hook_modules(self) -> None:
         """Hook what encodes text now and is not hooked yet, and unhook what no longer does."""
@@ -106,7 +113,10 @@ class WeightDoors:
         if not self.is_in_place():
             if self._pipeline_load is not None:
                 self._pipeline_load.remove()
-            self._pipeline_load = WatchedLoad(self._watch.pipeline, self._begin_pipeline_load)
+            pipeline = self._pipeline()
+            if callable(getattr(pipeline, "load_weights", None)):
+                self._pipeline_load = WatchedLoad(pipeline, self._begin_pipeline_load)
+            self._expected = self._entry()
         modules = {id(module): module for root in self._watch.text_modules() for module in root.modules()}
         found_new = False
         for key, module in modules.items():

@@ -72,9 +72,25 @@ def test_other_attributes_that_come_and_go_keep_the_cache(call: Any) -> None:
         assert is_hit(pipeline, cache, *call)
 
 
-def test_a_second_caller_does_not_overtake_the_clearing(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def new_tokenizer(pipeline: Any, call: Any) -> None:
+    pipeline.tokenizer = Tokenizer(5)
+
+
+def new_layer(pipeline: Any, call: Any) -> None:
+    """With a call between its announcement and the assignment, whose result is stored and wrong."""
+    encode = lambda module, name, part: pipeline.encode_prompt(*call) and None  # noqa: E731
+    handle = nn.modules.module.register_module_module_registration_hook(encode)
+    pipeline.text_encoder.layers[0] = nn.Linear(WIDTH, WIDTH)
+    handle.remove()
+
+
+@pytest.mark.parametrize("change", [new_tokenizer, new_layer])
+def test_a_second_caller_does_not_overtake_the_clearing(
+    call: Any, change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pipeline, _ = installed()
     pipeline.encode_prompt(*call)
+    change(pipeline, call)
     clearing, go_on, answers = threading.Event(), threading.Event(), []
     clear = upstream.PromptEmbedCache.clear
 
@@ -84,7 +100,6 @@ def test_a_second_caller_does_not_overtake_the_clearing(call: Any, monkeypatch: 
         clear(self)
 
     monkeypatch.setattr(upstream.PromptEmbedCache, "clear", slow_clear)
-    pipeline.tokenizer = Tokenizer(5)
     threads = [
         threading.Thread(target=lambda: answers.append(pipeline.encode_prompt(*call)[0]), daemon=True) for _ in range(2)
     ]
