@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+from .patches import bound
 from .watch import Watch
 
 _DictItems: Any = type({}.items())
@@ -85,8 +86,7 @@ class _ClassLoad:
     def original(self, owner: Any, cls: Any) -> Any:
         """What there would be without this."""
         if self._own is not _ABSENT:
-            bind = getattr(type(self._own), "__get__", None)
-            return self._own if bind is None else bind(self._own, owner, cls)
+            return bound(self._own, owner, cls)
         inherited: Any = super(self._cls, cls if owner is None else owner)
         try:
             return inherited.load_weights

@@ -11,6 +11,12 @@ def _label(owner: Any) -> str:
     return str(getattr(owner, "__qualname__", getattr(owner, "__name__", owner)))
 
 
+def bound(attribute: Any, owner: Any, cls: type) -> Any:
+    """What `owner.name` is where this is found on the class: a method, mostly, but anything can stand on a class."""
+    bind = getattr(type(attribute), "__get__", None)
+    return attribute if bind is None else bind(attribute, owner, cls)
+
+
 class Patches:
     """A set of replaced attributes: all in place or, after `restore()` or `abandon()`, none."""
 

@@ -103,13 +103,15 @@ class WeightDoors:
         return self._entry() is self._expected or self._removed
 
     def hook_modules(self) -> None:
-        """Hook what encodes text now and is not hooked yet, and unhook what no longer does."""
-        with self._lock:
-            found_new = not self._removed and self._hook()
-        if found_new:  # they were in use before anybody saw them change
-            self._watch.invalidate("a part of the pipeline was replaced")
+        """Hook what encodes text now and is not hooked yet, and unhook what no longer does.
 
-    def _hook(self) -> bool:
+        What is new may have been used and changed before anybody watched it: the cache must be emptied afterwards.
+        """
+        with self._lock:
+            if not self._removed:
+                self._hook()
+
+    def _hook(self) -> None:
         if not self.is_in_place():
             if self._pipeline_load is not None:
                 self._pipeline_load.remove()
@@ -118,16 +120,13 @@ class WeightDoors:
                 self._pipeline_load = WatchedLoad(pipeline, self._begin_pipeline_load)
             self._expected = self._entry()
         modules = {id(module): module for root in self._watch.text_modules() for module in root.modules()}
-        found_new = False
         for key, module in modules.items():
             known = self._text_modules.get(key)
             if known is None or known[0]() is not module:
                 self._text_modules[key] = (weakref.ref(module), self._hooks_on(module))
-                found_new = True
         # Only now, and nothing that stays: other threads load weights meanwhile.
         for key in self._text_modules.keys() - modules.keys():
             self._text_modules.pop(key)[1].close()
-        return found_new
 
     def _hooks_on(self, module: torch.nn.Module) -> ExitStack:
         with ExitStack() as hooks:

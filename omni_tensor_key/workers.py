@@ -16,7 +16,7 @@ from typing import Any
 
 from . import metrics
 from .errors import ContractMismatch
-from .patches import Patches
+from .patches import Patches, bound
 from .watch import Watch, watch_of
 
 
@@ -91,16 +91,12 @@ def _clear(worker: Any, cause: str) -> None:
         cache.clear()
 
 
-def _bound(function: Any, worker: Any) -> Any:
-    return function.__get__(worker, type(worker)) if hasattr(type(function), "__get__") else function
-
-
 def _watched_sleep(sleep: Any) -> Callable[..., Any]:
     @functools.wraps(sleep)
     def clear_and_sleep(worker: Any, *args: Any, **kwargs: Any) -> Any:
         # Before: entries live outside the pool that sleep frees. What this raises stops the sleep.
         _clear(worker, "sleep")
-        return _bound(sleep, worker)(*args, **kwargs)
+        return bound(sleep, worker, type(worker))(*args, **kwargs)
 
     return clear_and_sleep
 
@@ -109,7 +105,7 @@ def _watched_wake_up(wake_up: Any) -> Callable[..., Any]:
     @functools.wraps(wake_up)
     def wake_up_and_clear(worker: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return _bound(wake_up, worker)(*args, **kwargs)
+            return bound(wake_up, worker, type(worker))(*args, **kwargs)
         finally:
             # After level 2 the weights are not there until they are loaded again.
             _clear(worker, "wake-up")

@@ -36,6 +36,20 @@ bool is_constant(PyObject* object, int depth = kMaxDepth) {
   return true;
 }
 
+// The list of an inspect.Signature's parameters.
+Ref parameters_of(PyObject* signature) {
+  const Ref mapping = Ref::steal(PyObject_GetAttrString(signature, "parameters"));
+  return mapping ? Ref::steal(PyMapping_Values(mapping.get())) : Ref();
+}
+
+// The default of an inspect.Parameter; null without an error where it has none.
+Ref default_of(PyObject* parameter) {
+  Ref value = Ref::steal(PyObject_GetAttrString(parameter, "default"));
+  const Ref empty = Ref::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(parameter)), "empty"));
+  if (!value || !empty || value.get() == empty.get()) return Ref();
+  return value;
+}
+
 // Whether the type of `object` is exactly inspect.<name>.
 bool is_inspect_type(PyObject* object, const char* name) {
   const Ref inspect = Ref::steal(PyImport_ImportModule("inspect"));
@@ -75,8 +89,7 @@ class BindingPlan::Slots {
 Ref BindingPlan::compile(BuilderObject* builder, PyObject* signature) {
   const auto not_ordinary = [] { return PyErr_Occurred() == nullptr ? Ref::borrow(Py_None) : Ref(); };
   if (!is_inspect_type(signature, "Signature")) return not_ordinary();
-  const Ref mapping = Ref::steal(PyObject_GetAttrString(signature, "parameters"));
-  const Ref values = mapping ? Ref::steal(PyMapping_Values(mapping.get())) : Ref();
+  const Ref values = parameters_of(signature);
   if (!values) return Ref();
   const Py_ssize_t size = PyList_Size(values.get());
   if (size < 0 || static_cast<size_t>(size) > kMaxParameters) return not_ordinary();
@@ -103,17 +116,16 @@ const BindingPlan* BindingPlan::from(const Ref& compiled) {
 bool BindingPlan::add_parameter(BuilderObject* builder, PyObject* parameter) {
   if (!is_inspect_type(parameter, "Parameter")) return false;
   Ref name = Ref::steal(PyObject_GetAttrString(parameter, "name"));
-  Ref default_value = Ref::steal(PyObject_GetAttrString(parameter, "default"));
+  Ref default_value = default_of(parameter);
   const Ref kind_value = Ref::steal(PyObject_GetAttrString(parameter, "kind"));
-  const Ref empty = Ref::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(parameter)), "empty"));
-  if (!name || !default_value || !kind_value || !empty || Py_TYPE(name.get()) != &PyUnicode_Type) return false;
+  if (PyErr_Occurred() != nullptr || Py_TYPE(name.get()) != &PyUnicode_Type) return false;
   const long kind = PyLong_AsLong(kind_value.get());
   if (kind != kPositionalOnly && kind != kPositionalOrKeyword && kind != kKeywordOnly) return false;
   const int precomputed = PySequence_Contains(builder->precomputed, name.get());
   if (precomputed < 0) return false;
 
   Parameter added{};
-  if (default_value.get() != empty.get()) {
+  if (default_value) {
     if (!is_constant(default_value.get())) return false;
     const Ref value = is_exact_scalar(default_value.get())
                           ? Ref::borrow(default_value.get())
@@ -240,12 +252,29 @@ PyObject* BindingPlan::build(Walk& walk, PyObject* model_tag, PyObject* args, Py
   return PyTuple_Pack(2, model_tag, tuple.get());
 }
 
+// Whether no default of a signature leads anywhere, so that whoever holds it holds nothing else. False with an error
+// where it cannot be read.
+bool has_constant_defaults(PyObject* signature) {
+  if (!is_inspect_type(signature, "Signature")) return false;
+  const Ref values = parameters_of(signature);
+  const Py_ssize_t size = values ? PyList_Size(values.get()) : -1;
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    const Ref value = default_of(PyList_GetItem(values.get(), i));
+    if (PyErr_Occurred() != nullptr || (value && !is_constant(value.get()))) return false;
+  }
+  return size >= 0;
+}
+
 Ref BindingPlans::find(BuilderObject* builder, PyObject* signature) {
   for (const Entry& entry : entries_) {
     if (entry.signature.get() == signature) return Ref::borrow(entry.plan.get());
   }
   Ref plan = BindingPlan::compile(builder, signature);
-  if (!plan || plan.get() == Py_None) return plan;
+  if (!plan) return plan;
+  if (plan.get() == Py_None && !has_constant_defaults(signature)) {
+    if (PyErr_Occurred() != nullptr) return Ref();
+    return plan;
+  }
   std::vector<Entry> dropped;  // freed after the vector is whole again: a destructor may run Python code
   if (entries_.size() >= kMaxPlans) dropped.swap(entries_);
   entries_.push_back({Ref::borrow(signature), Ref::borrow(plan.get())});

@@ -51,8 +51,8 @@ class BindingPlan {
   size_t positional_count_ = 0;
 };
 
-// The plans of a builder, by signature. Only ordinary signatures are kept: the defaults of others may lead to a
-// pipeline, which would live as long as the builder.
+// The plans of a builder, by signature. A signature with a default that is not constant is not kept: the default may
+// lead to a pipeline, which would live as long as the builder.
 class BindingPlans {
  public:
   // What BindingPlan::compile() returned for the signature, now or earlier.

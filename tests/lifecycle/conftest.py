@@ -9,7 +9,7 @@ from upstream.fresh_process import FreshProcesses as Fresh
 
 import omni_tensor_key
 
-from .support import CALLS
+from .support import CALLS, Adapter, LoadingEncoder
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +19,16 @@ def active() -> Iterator[None]:
     assert omni_tensor_key.is_active()
     yield
     omni_tensor_key.deactivate()
+
+
+@pytest.fixture
+def switched_on() -> Iterator[None]:
+    """The extension is active in this test alone, and leaves nothing on the classes."""
+    before = [dict(vars(cls)) for cls in (Adapter, LoadingEncoder)]
+    omni_tensor_key.activate()
+    yield
+    omni_tensor_key.deactivate()
+    assert [dict(vars(cls)) for cls in (Adapter, LoadingEncoder)] == before
 
 
 @pytest.fixture(params=CALLS)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import gc
 import inspect
 import pickle
 import sys
 import threading
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,18 +34,10 @@ from .support import (
     without_cache,
 )
 
+pytestmark = pytest.mark.usefixtures("switched_on")
+
 CALL = CALLS["tensors"]
 TIMEOUT_S = 60
-
-
-@pytest.fixture(autouse=True)
-def _active() -> Iterator[None]:
-    gc.collect()  # pipelines that are still there are watched too
-    omni_tensor_key.activate()
-    yield
-    omni_tensor_key.deactivate()
-    assert isinstance(vars(LoadingEncoder)["load_weights"], types.FunctionType)
-    assert "load_weights" not in vars(Adapter)
 
 
 class TestWhileOtherThreadsAreAtWork:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,19 +9,11 @@ import torch
 
 import omni_tensor_key
 
-from .support import CALLS, Adapter, LoadingEncoder, doors_of, installed, loaded, new_weights, recomputed
+from .support import CALLS, Adapter, doors_of, installed, loaded, new_weights, recomputed
+
+pytestmark = pytest.mark.usefixtures("switched_on")
 
 CALL = CALLS["tensors"]
-
-
-@pytest.fixture(autouse=True)
-def _active() -> Iterator[None]:
-    gc.collect()  # pipelines that are still there are watched too
-    omni_tensor_key.activate()
-    yield
-    omni_tensor_key.deactivate()
-    assert isinstance(vars(LoadingEncoder)["load_weights"], types.FunctionType)
-    assert "load_weights" not in vars(Adapter)
 
 
 class Quiet(Adapter):

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import pickle
-import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,17 +27,9 @@ from .support import (
     recomputed,
 )
 
+pytestmark = pytest.mark.usefixtures("switched_on")
+
 CALL = CALLS["tensors"]
-
-
-@pytest.fixture(autouse=True)
-def _active() -> Iterator[None]:
-    gc.collect()  # pipelines that are still there are watched too
-    omni_tensor_key.activate()
-    yield
-    omni_tensor_key.deactivate()
-    assert isinstance(vars(LoadingEncoder)["load_weights"], types.FunctionType)
-    assert "load_weights" not in vars(Adapter)
 
 
 def _fill(weights: Any) -> Any:

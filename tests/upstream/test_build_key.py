@@ -205,6 +205,18 @@ def test_nothing_is_kept_of_signatures_with_other_defaults(active: Any, default:
     assert sys.getrefcount(default) == references
 
 
+@pytest.mark.parametrize("kind", [Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD])
+@pytest.mark.parametrize(("default", "is_held"), [(1, True), ([1], False)])
+def test_what_is_left_to_upstream_is_remembered_where_it_holds_nothing(
+    active: Any, kind: Any, default: Any, is_held: bool
+) -> None:
+    parameters = [Parameter("option", 1, default=default), Parameter("more", kind)]
+    signature = Signature(parameters)
+    before = sys.getrefcount(signature)
+    agree(active, signature, ("a",), {})
+    assert (sys.getrefcount(signature) > before) is is_held
+
+
 def test_a_default_that_is_deeply_nested(active: Any) -> None:
     default: Any = ()
     for _ in range(100):
