@@ -20,6 +20,9 @@ enum Kind : long {
 // Signatures are few: one per pipeline. Past this many, something makes new ones all the time.
 constexpr size_t kMaxPlans = 64;
 
+// After so many calls it no longer counts what they cost to look at a signature again.
+constexpr size_t kRecallsBeforeAnotherLook = 64;
+
 constexpr char kCapsuleName[] = "omni_tensor_key.binding_plan";
 
 // Tuples in tuples, as deep as a default may have them.
@@ -34,12 +37,6 @@ bool is_constant(PyObject* object, int depth = kMaxDepth) {
     if (!is_constant(PyTuple_GetItem(object, i), depth - 1)) return false;
   }
   return true;
-}
-
-// The list of an inspect.Signature's parameters.
-Ref parameters_of(PyObject* signature) {
-  const Ref mapping = Ref::steal(PyObject_GetAttrString(signature, "parameters"));
-  return mapping ? Ref::steal(PyMapping_Values(mapping.get())) : Ref();
 }
 
 // The default of an inspect.Parameter; null without an error where it has none.
@@ -89,7 +86,8 @@ class BindingPlan::Slots {
 Ref BindingPlan::compile(BuilderObject* builder, PyObject* signature) {
   const auto not_ordinary = [] { return PyErr_Occurred() == nullptr ? Ref::borrow(Py_None) : Ref(); };
   if (!is_inspect_type(signature, "Signature")) return not_ordinary();
-  const Ref values = parameters_of(signature);
+  const Ref mapping = Ref::steal(PyObject_GetAttrString(signature, "parameters"));
+  const Ref values = mapping ? Ref::steal(PyMapping_Values(mapping.get())) : Ref();
   if (!values) return Ref();
   const Py_ssize_t size = PyList_Size(values.get());
   if (size < 0 || static_cast<size_t>(size) > kMaxParameters) return not_ordinary();
@@ -252,33 +250,32 @@ PyObject* BindingPlan::build(Walk& walk, PyObject* model_tag, PyObject* args, Py
   return PyTuple_Pack(2, model_tag, tuple.get());
 }
 
-// Whether no default of a signature leads anywhere, so that whoever holds it holds nothing else. False with an error
-// where it cannot be read.
-bool has_constant_defaults(PyObject* signature) {
-  if (!is_inspect_type(signature, "Signature")) return false;
-  const Ref values = parameters_of(signature);
-  const Py_ssize_t size = values ? PyList_Size(values.get()) : -1;
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    const Ref value = default_of(PyList_GetItem(values.get(), i));
-    if (PyErr_Occurred() != nullptr || (value && !is_constant(value.get()))) return false;
-  }
-  return size >= 0;
-}
-
 Ref BindingPlans::find(BuilderObject* builder, PyObject* signature) {
   for (const Entry& entry : entries_) {
     if (entry.signature.get() == signature) return Ref::borrow(entry.plan.get());
   }
+  if (is_left_to_upstream(signature)) return Ref::borrow(Py_None);
   Ref plan = BindingPlan::compile(builder, signature);
   if (!plan) return plan;
-  if (plan.get() == Py_None && !has_constant_defaults(signature)) {
-    if (PyErr_Occurred() != nullptr) return Ref();
+  if (plan.get() == Py_None) {
+    left_to_upstream_.push_back(signature);
     return plan;
   }
   std::vector<Entry> dropped;  // freed after the vector is whole again: a destructor may run Python code
   if (entries_.size() >= kMaxPlans) dropped.swap(entries_);
   entries_.push_back({Ref::borrow(signature), Ref::borrow(plan.get())});
   return plan;
+}
+
+bool BindingPlans::is_left_to_upstream(const PyObject* signature) {
+  const auto found = std::find(left_to_upstream_.begin(), left_to_upstream_.end(), signature);
+  if (found == left_to_upstream_.end()) {
+    if (left_to_upstream_.size() >= kMaxPlans) left_to_upstream_.clear();
+    return false;
+  }
+  if (++recalled_ % kRecallsBeforeAnotherLook != 0) return true;
+  left_to_upstream_.erase(found);
+  return false;
 }
 
 }  // namespace otk::py

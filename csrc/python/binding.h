@@ -51,8 +51,7 @@ class BindingPlan {
   size_t positional_count_ = 0;
 };
 
-// The plans of a builder, by signature. A signature with a default that is not constant is not kept: the default may
-// lead to a pipeline, which would live as long as the builder.
+// The plans of a builder, by signature.
 class BindingPlans {
  public:
   // What BindingPlan::compile() returned for the signature, now or earlier.
@@ -63,7 +62,15 @@ class BindingPlans {
     Ref signature;  // alive, so that no other object can have its address
     Ref plan;
   };
+
+  bool is_left_to_upstream(const PyObject* signature);
+
   std::vector<Entry> entries_;
+  // Of signatures without a plan only the addresses: a default that is not constant may lead to a pipeline, which would
+  // live as long as the builder. Another signature that comes to be at the address is left to upstream as well, which
+  // is slower and makes the same keys, until it is looked at again.
+  std::vector<const PyObject*> left_to_upstream_;
+  size_t recalled_ = 0;
 };
 
 }  // namespace otk::py
