@@ -7,6 +7,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import os
 import sys
 import threading
 import types
@@ -57,6 +58,8 @@ class _State:
 
 
 _state = _State()
+# A child that is forked while another thread switches would have the lock taken for ever, and half of the doors.
+os.register_at_fork(before=_state.lock.acquire, after_in_parent=_state.lock.release, after_in_child=_state.lock.release)
 
 
 def _upstream_version() -> str:

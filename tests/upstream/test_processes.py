@@ -150,6 +150,46 @@ def folder_with(folder: Path, version: str, files: list[str]) -> Path:
     return folder
 
 
+FORK = """
+import os, signal, threading
+import torch, omni_tensor_key
+from vllm_omni.diffusion.cache import prompt_embed_cache as upstream
+
+names = ["_hashable", "_build_key", "install_prompt_embed_cache"]
+theirs = [getattr(upstream, name) for name in names]
+omni_tensor_key.activate()  # imports everything: a fork while a thread imports leaves locks of Python's own taken
+omni_tensor_key.deactivate()
+stop = threading.Event()
+
+def switch():
+    while not stop.wait(0.001):
+        omni_tensor_key.activate()
+        omni_tensor_key.deactivate()
+
+switching = threading.Thread(target=switch)
+switching.start()
+failed = 0
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends a child that waits for a lock
+        replaced = [getattr(upstream, name) is not function for name, function in zip(names, theirs)]
+        whole = replaced == [omni_tensor_key.is_active()] * len(names)
+        omni_tensor_key.activate()
+        os._exit(not (whole and omni_tensor_key.is_active()))
+    failed += os.waitpid(child, 0)[1] != 0
+    if failed:
+        break
+stop.set()
+switching.join()
+assert not failed
+"""
+
+
+def test_forks_while_another_thread_switches(fresh: FreshProcesses) -> None:
+    fresh.check(FORK)
+
+
 REGISTER = """
 import sys
 sys.path[:0] = sys.argv[1:]
