@@ -34,7 +34,7 @@ _MAX_DIMS = 64  # numpy's limit too
 class TensorKey:
     """A tensor's content, dtype, shape and device as a dictionary key."""
 
-    __slots__ = ("_device_code", "content", "device", "digest", "dtype", "shape", "source")
+    __slots__ = ("_device_code", "builder", "content", "device", "digest", "dtype", "shape", "source")
 
     def __init__(self, tensor: torch.Tensor, content: bytes) -> None:
         device = tensor.device
@@ -47,6 +47,7 @@ class TensorKey:
         self.content = content
         self.digest: bytes = xxhash.xxh3_128_digest(content)
         self.source = tensor.data_ptr() if content else 0
+        self.builder: KeyBuilder | None = None
 
     @property
     def hexdigest(self) -> str:
@@ -60,7 +61,10 @@ class TensorKey:
         return (self.dtype, self.shape, self._device_code, self.content)
 
     def __eq__(self, other: object) -> bool:
-        return self._identity() == other._identity() if isinstance(other, TensorKey) else NotImplemented
+        if not isinstance(other, TensorKey):
+            return NotImplemented
+        is_over = any(key.builder is not None and key.builder.closed for key in (self, other))
+        return self is other or (not is_over and self._identity() == other._identity())
 
     def __hash__(self) -> int:
         high, low = struct.unpack(">QQ", self.digest)
@@ -143,15 +147,15 @@ class KeyBuilder:
         self._not_hashable = not_hashable
         self._to_host = to_host
         self._max_bytes = max_bytes
-        self._closed = False
+        self.closed = False
 
     def close(self) -> None:
-        """From here on, answer as upstream does."""
-        self._closed = True
+        """From here on, answer as upstream does, and let the keys made so far equal nothing but themselves."""
+        self.closed = True
 
     def hashable(self, obj: Any) -> Any:
         """Upstream's _hashable(obj), with a TensorKey for each tensor that has one."""
-        if self._closed:
+        if self.closed:
             return self._hashable(obj)
         if not isinstance(obj, torch.Tensor):
             value = self._hashable(obj)  # comes back here for the items of containers
@@ -159,9 +163,11 @@ class KeyBuilder:
             hides_tensor = sources(value) is not None and not isinstance(obj, list | tuple | dict)
             return self._not_hashable if hides_tensor else value
         try:
-            return tensor_keys([obj], self._to_host, self._max_bytes)[0]
+            key = tensor_keys([obj], self._to_host, self._max_bytes)[0]
         except UncacheableTensorError:
             return self._not_hashable
+        key.builder = self
+        return key
 
     def build_key(
         self, signature: inspect.Signature, model_tag: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]

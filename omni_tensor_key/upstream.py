@@ -19,6 +19,7 @@ from .log import logger
 from .outputs import NOT_STORABLE, without_aliases
 from .patches import Patches
 from .settings import settings
+from .under_way import CallsUnderWay
 from .watch import Watch, attach, detach, watch_of
 from .weights import WeightDoors
 
@@ -55,7 +56,9 @@ class CacheDoor(Patches):
             self.tensors_only,
         )
         try:
-            self._replace_all(upstream)
+            with self._attaching:  # no watch is made without what is noted last
+                self._replace_all(upstream)
+                self._calls_from_before = CallsUnderWay(module)
         except BaseException:
             self.abandon()
             raise
@@ -97,7 +100,7 @@ class CacheDoor(Patches):
             if earlier is not None and earlier.pipeline is pipeline:  # and not one of which the pipeline is a copy
                 earlier.invalidate("its cache was uninstalled")
                 self._unwatch(earlier)
-            watch = Watch(pipeline, cache)
+            watch = Watch(pipeline, cache, self._calls_from_before)
             watch.doors = WeightDoors(watch)
             self._watches.add(watch)
             try:
@@ -153,13 +156,13 @@ class CacheDoor(Patches):
             if watch is None:
                 return get(cache, key)
             try:
-                watch.before_get()
+                may_be_served = watch.before_get()
             except Exception as error:
                 watch.invalidate("a part of the pipeline cannot be watched")
                 self._unwatch(watch)
                 self._give_up(watch.name, cache, error)
                 return get(cache, key)
-            value = get(cache, key)
+            value = get(cache, key if may_be_served else object())  # which nobody has stored
             if value is miss:
                 watch.after_miss(key)
             elif fingerprints is not None:

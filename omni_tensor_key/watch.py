@@ -16,6 +16,7 @@ from .parts import Seen, parts_of
 if TYPE_CHECKING:
     import torch
 
+    from .under_way import CallsUnderWay
     from .weights import WeightDoors
 
 _ATTRIBUTE = "_omni_tensor_key_watch"
@@ -34,11 +35,13 @@ def _same(value: Any) -> Callable[[Any], bool]:
 class Watch:
     """The connection between a pipeline and its cache. Keeps neither alive."""
 
-    def __init__(self, pipeline: Any, cache: Any) -> None:
+    def __init__(self, pipeline: Any, cache: Any, calls_from_before: CallsUnderWay) -> None:
+        """`calls_from_before`: until they are over, they may read and write the cache behind this watch's back."""
         self._pipeline = weakref.ref(pipeline)
         self._cache = weakref.ref(cache)
         self.name = type(pipeline).__name__
         self.doors: WeightDoors | None = None
+        self._calls_from_before: CallsUnderWay | None = calls_from_before
         # Taken before upstream's lock. A finalizer may come back here on the same thread.
         self._lock = threading.RLock()
         self._generation = 0
@@ -153,25 +156,33 @@ class Watch:
                 found[key, name] = expectation
         return found
 
-    def before_get(self) -> None:
+    def before_get(self) -> bool:
         """Empty the cache if a part of the pipeline that its entries depend on is not the one it was.
 
-        Raises whatever hooking a new part raises.
+        Returns whether what is in the cache may be served. Raises whatever hooking a new part raises.
         """
         pipeline, doors = self._pipeline(), self.doors
         if pipeline is None or doors is None:
-            return
+            return True
+        calls_from_before = self._calls_from_before
+        if calls_from_before is not None:
+            if calls_from_before.remain():
+                return False
+            with self._lock:
+                if self._calls_from_before is not None:
+                    self._clear("calls that began before it was watched are over")
+                    self._calls_from_before = None
         if self._inner_is_stale:
             with self._lock:
                 self._clear_inner()
         if not self._expected and self._seen.matches(pipeline) and doors.is_in_place():
-            return
+            return True
         with self._lock:
             parts = parts_of(pipeline)
             seen = Seen(pipeline, parts)
             if not self._expected and self._seen.has(parts) and doors.is_in_place():
                 self._seen = seen  # attributes came or went that are none of these parts
-                return
+                return True
             arrived = self._arrived()
             self._generators = text_path.generator_names(pipeline)
             doors.hook_modules()
@@ -183,6 +194,7 @@ class Watch:
                     del self._expected[key]
         if dropped:
             logger.debug("omni_tensor_key: prompt-embedding cache of %s cleared: a part was replaced.", self.name)
+        return True
 
     def after_miss(self, key: object) -> None:
         """Remember to which state of the weights the value that is about to be computed for `key` belongs."""

@@ -1,5 +1,6 @@
 #include "key_builder.h"
 
+#include <memory>
 #include <new>
 
 #include "binding.h"
@@ -24,7 +25,7 @@ PyObject* guard(Body body) {
 PyObject* hashable(PyObject* self, PyObject* object) {
   return guard([self, object]() -> PyObject* {
     BuilderObject* builder = as_builder(self);
-    if (builder->closed) return PyObject_CallFunctionObjArgs(builder->hashable, object, nullptr);
+    if (builder->era->is_over()) return PyObject_CallFunctionObjArgs(builder->hashable, object, nullptr);
     if (Walk* walk = Walk::current(builder)) return walk->hash_value(object);
     // Called by somebody else than upstream's _build_key: nobody would fill the keys later.
     Walk walk(builder);
@@ -69,7 +70,7 @@ PyObject* build_key_upstream(Walk& walk, const VectorCall& given) {
 PyObject* build_key(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
   return guard([self, given = VectorCall{values, count, names}]() -> PyObject* {
     BuilderObject* builder = as_builder(self);
-    if (builder->closed) return call(builder->build_key, given);
+    if (builder->era->is_over()) return call(builder->build_key, given);
     Walk walk(builder);
     if (builder->tensors_only || given.names != nullptr || given.count != 4) return build_key_upstream(walk, given);
     PyObject *signature = given.values[0], *model_tag = given.values[1];
@@ -100,11 +101,12 @@ PyObject* builder_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   Ref seq_tag = Ref::steal(PyUnicode_InternFromString("__seq__"));
   Ref bypassed = Ref::steal(PyDict_New());
   if (!seq_tag || !bypassed) return nullptr;
-  auto* plans = new (std::nothrow) BindingPlans;
-  if (plans == nullptr) return PyErr_NoMemory();
+  auto plans = std::unique_ptr<BindingPlans>(new (std::nothrow) BindingPlans);
+  Era* era = plans ? Era::begin() : nullptr;
+  if (era == nullptr) return PyErr_NoMemory();
   PyObject* self = PyType_GenericAlloc(type, 0);
   if (self == nullptr) {
-    delete plans;
+    era->release();
     return nullptr;
   }
   BuilderObject* builder = as_builder(self);
@@ -117,9 +119,9 @@ PyObject* builder_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   builder->bypassed = bypassed.release();
   builder->on_bypass = new_reference(on_bypass);
   builder->max_bytes = max_bytes;
-  builder->closed = false;
+  builder->era = era;
   builder->tensors_only = tensors_only != 0;
-  builder->plans = plans;
+  builder->plans = plans.release();
   return self;
 }
 
@@ -154,12 +156,13 @@ void builder_dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   builder_clear(self);
   delete as_builder(self)->plans;
+  as_builder(self)->era->release();
   PyObject_GC_Del(self);
   Py_DECREF(type);
 }
 
 PyObject* close(PyObject* self, PyObject*) {
-  as_builder(self)->closed = true;
+  as_builder(self)->era->end();
   return new_reference(Py_None);
 }
 
@@ -169,7 +172,8 @@ PyMethodDef kMethods[] = {
     {"hashable", hashable, METH_O, "Upstream's _hashable(obj), with a TensorKey for each tensor that has one."},
     {"build_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(build_key)), METH_FASTCALL | METH_KEYWORDS,
      "Upstream's _build_key(signature, model_tag, args, kwargs): a key, or None to bypass the cache."},
-    {"close", close, METH_NOARGS, "From here on, answer as upstream does."},
+    {"close", close, METH_NOARGS,
+     "From here on, answer as upstream does, and let the keys made so far equal nothing but themselves."},
     {"bypassed", bypassed, METH_NOARGS, "The calls that bypassed: {(model tag, argument name, reason): count}."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -8,6 +8,7 @@
 namespace otk::py {
 
 class BindingPlans;
+class Era;
 
 struct BuilderObject {
   PyObject_HEAD PyObject* hashable;  // upstream's _hashable
@@ -19,7 +20,7 @@ struct BuilderObject {
   PyObject* bypassed;                // {(model tag, argument name, reason): number of calls}
   PyObject* on_bypass;               // called with (model tag, argument name, reason, number) now and then, or None
   uint64_t max_bytes;
-  bool closed;          // upstream's functions do everything
+  Era* era;             // owned; when it is over, upstream's functions do everything
   bool tensors_only;    // upstream's functions are not the known ones: they do all but the tensors
   BindingPlans* plans;  // owned
 };

@@ -30,7 +30,7 @@ PyObject* tensor_keys_impl(PyObject* tensors, PyObject* to_host, uint64_t max_by
   const Py_ssize_t size = PyTuple_Size(items.get());
   Ref keys = Ref::steal(PyList_New(0));
   if (!keys) return nullptr;
-  PendingKeys pending;
+  PendingKeys pending(nullptr);
   Reason reason;
   for (Py_ssize_t i = 0; i < size; ++i) {
     PyObject* tensor = PyTuple_GetItem(items.get(), i);  // borrowed

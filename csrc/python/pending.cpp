@@ -59,7 +59,7 @@ size_t PendingKeys::defer(PyObject* tensor, PyObject* argument) {
 }
 
 PyObject* PendingKeys::add(PyObject* tensor, const TensorView& view, PyObject* argument) {
-  Ref key = Ref::steal(reinterpret_cast<PyObject*>(new_key(view)));
+  Ref key = Ref::steal(reinterpret_cast<PyObject*>(new_key(view, era_)));
   if (!key) return nullptr;
   items_.push_back({Ref::borrow(tensor), Ref::borrow(key.get()), argument, nullptr});
   return key.release();
@@ -74,7 +74,7 @@ bool PendingKeys::look_until(size_t end, uint64_t max_bytes, Reason& reason) {
     TensorView view;
     if (!view_tensor(item.tensor.get(), max_bytes, view, reason)) return false;
     if (reason != Reason::kNone) return true;
-    item.key = Ref::steal(reinterpret_cast<PyObject*>(new_key(view)));
+    item.key = Ref::steal(reinterpret_cast<PyObject*>(new_key(view, era_)));
     if (!item.key) return false;
   }
   return true;
@@ -105,7 +105,7 @@ bool PendingKeys::look_again(uint64_t max_bytes, Reason& reason) {
     if (!view_tensor(tensor, max_bytes, view, reason) || !confirm_width(tensor, view, reason)) return false;
     if (reason != Reason::kNone) return true;
     if (!item.key) {
-      item.key = Ref::steal(reinterpret_cast<PyObject*>(new_key(view)));
+      item.key = Ref::steal(reinterpret_cast<PyObject*>(new_key(view, era_)));
       if (!item.key) return false;
     } else if (!describes(item.object(), view) || !on_device_of(item.object(), view)) {
       reason = Reason::kChanged;

@@ -20,6 +20,9 @@ struct PendingKey {
 
 class PendingKeys {
  public:
+  // The keys are of this era, which may be null, and which outlives this object.
+  explicit PendingKeys(Era* era) : era_(era) {}
+
   // Takes a tensor without looking at it, which is cheaper: fill() or look() makes its key. The name of the argument
   // must outlive this object. Returns where it is, for at().
   size_t defer(PyObject* tensor, PyObject* argument);
@@ -49,6 +52,7 @@ class PendingKeys {
   bool read_host(uint64_t max_bytes, Reason& reason);
   bool read_devices(uint64_t max_bytes, PyObject* to_host, Reason& reason);
 
+  Era* const era_;
   std::vector<PendingKey> items_;
   const PendingKey* refused_ = nullptr;
   bool on_device_ = false;

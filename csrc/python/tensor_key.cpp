@@ -20,13 +20,15 @@ bool require_sealed(KeyObject* key) {
   return false;
 }
 
+bool is_over(const KeyObject* key) { return key->era != nullptr && key->era->is_over(); }
+
 bool equal(KeyObject* a, KeyObject* b) {
   // The digest only makes the common answer fast. XXH3 has known collisions, so the bytes decide.
   return a->digest.low == b->digest.low && a->digest.high == b->digest.high && a->nbytes == b->nbytes &&
          a->dtype.code == b->dtype.code && a->dtype.bits == b->dtype.bits && a->device.type == b->device.type &&
          a->device.id == b->device.id && a->ndim == b->ndim &&
          memcmp(a->shape(), b->shape(), sizeof(int64_t) * a->ndim) == 0 &&
-         memcmp(a->content(), b->content(), a->nbytes) == 0;
+         memcmp(a->content(), b->content(), a->nbytes) == 0 && !is_over(a) && !is_over(b);
 }
 
 PyObject* rich_compare(PyObject* self, PyObject* other, int op) {
@@ -84,6 +86,7 @@ PyObject* repr(PyObject* self) {
 
 void dealloc(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
+  if (Era* era = as_key(self)->era) era->release();
   PyObject_Free(self);
   Py_DECREF(type);
 }
@@ -116,7 +119,7 @@ bool make_tensor_key_type() {
   return tensor_key_type != nullptr;
 }
 
-KeyObject* new_key(const TensorView& view) {
+KeyObject* new_key(const TensorView& view, Era* era) {
   const size_t extra = sizeof(int64_t) * view.ndim + (view.nbytes == 0 ? 0 : kContentAlignment - 1 + view.nbytes);
   // Not PyType_GenericAlloc: it would clear the content, which is written in full before anything reads it.
   auto* key = static_cast<KeyObject*>(PyObject_Malloc(sizeof(KeyObject) + extra));
@@ -129,6 +132,7 @@ KeyObject* new_key(const TensorView& view) {
   key->hash = 0;
   key->nbytes = view.nbytes;
   key->source = reinterpret_cast<uintptr_t>(view.data);
+  key->era = era == nullptr ? nullptr : era->share();
   key->device = view.device;
   key->ndim = view.ndim;
   key->dtype = view.dtype;

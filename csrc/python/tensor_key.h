@@ -1,6 +1,8 @@
 // TensorKey: the Python object that stands for one tensor in a cache key.
 #pragma once
 
+#include <new>
+
 #include "../tensor_view.h"
 #include "../xxh3.h"
 #include "python.h"
@@ -8,6 +10,26 @@
 namespace otk::py {
 
 constexpr uintptr_t kContentAlignment = 32;  // bytes
+
+// The time from a KeyBuilder's making to its close(), shared with the keys that it made. Guarded by the GIL.
+class Era {
+ public:
+  static Era* begin() { return new (std::nothrow) Era; }
+  Era* share() {
+    ++owners_;
+    return this;
+  }
+  void release() {
+    if (--owners_ == 0) delete this;
+  }
+  void end() { over_ = true; }
+  bool is_over() const { return over_; }
+
+ private:
+  Era() = default;
+  size_t owners_ = 1;
+  bool over_ = false;
+};
 
 // Variable-sized: the shape (8 bytes each) follows the fixed part, and then, aligned for the vector units, the content.
 struct KeyObject {
@@ -17,6 +39,9 @@ struct KeyObject {
   // Where the content was read; a plain number for the alias guard. No lifetime hangs on it, and it is no part of the
   // key: neither == nor hash() look at it.
   uintptr_t source;
+  // When it is over, the key equals nothing but itself: calls that are still under way have the key, and nobody guards
+  // what they store. Owned; null for a key that no builder made.
+  Era* era;
   dlpack::Device device;
   int32_t ndim;
   dlpack::DataType dtype;
@@ -35,8 +60,8 @@ extern PyTypeObject* tensor_key_type;
 bool make_tensor_key_type();
 
 // A key of the view's shape, dtype and device whose content is not set yet. Until it is sealed, comparing, hashing or
-// reading it raises. New reference, or null with an error.
-KeyObject* new_key(const TensorView& view);
+// reading it raises. The era may be null. New reference, or null with an error.
+KeyObject* new_key(const TensorView& view, Era* era);
 
 // Whether the key's shape, dtype and size are those of the view.
 bool describes(KeyObject* key, const TensorView& view);

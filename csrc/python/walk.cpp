@@ -120,7 +120,7 @@ bool Walk::fill() {
   return true;
 }
 
-Walk::Walk(BuilderObject* owner) : builder(owner), outer_(current_walk) { current_walk = this; }
+Walk::Walk(BuilderObject* owner) : builder(owner), pending(owner->era), outer_(current_walk) { current_walk = this; }
 
 Walk::~Walk() { current_walk = outer_; }
 
