@@ -1,6 +1,7 @@
 // Upstream's argument binding, compiled once per signature.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "python.h"
@@ -12,9 +13,9 @@ namespace otk::py {
 // check for precomputed embeddings and the walk in name order, as upstream's _build_key does them.
 class BindingPlan {
  public:
-  // None for a signature that is not ordinary: one with *args or **kwargs, more than kMaxParameters, a default that is
-  // not constant, or not made of inspect's own types. Otherwise a capsule: Python counts who still uses the plan. Null
-  // with an error if the signature cannot be read.
+  // None for a signature that is not ordinary: more than kMaxParameters, a default that is not constant, **kwargs
+  // beside positional-only parameters, or not made of inspect's own types. Otherwise a capsule: Python counts who still
+  // uses the plan. Null with an error if the signature cannot be read.
   static Ref compile(BuilderObject* builder, PyObject* signature);
 
   // The plan in what compile() returned, alive as long as that is; null for None.
@@ -33,9 +34,8 @@ class BindingPlan {
     Ref name;
     Ref default_value;  // null: none
     Ref default_item;   // the default's finished (name, value); null: none
-    bool positional;
-    bool keyword;
-    bool precomputed;  // not None: the caller brings embeddings, and the call bypasses
+    bool keyword;       // can be given by name
+    bool precomputed;   // not None: the caller brings embeddings, and the call bypasses
   };
   class Slots;
 
@@ -49,6 +49,9 @@ class BindingPlan {
   std::vector<Parameter> parameters_;
   std::vector<size_t> by_name_;
   size_t positional_count_ = 0;
+  std::optional<size_t> var_positional_;  // *args
+  std::optional<size_t> var_keyword_;     // **kwargs
+  bool has_positional_only_ = false;
 };
 
 // The plans of a builder, by signature.
