@@ -58,7 +58,8 @@ class _State:
 
 
 _state = _State()
-# A child that is forked while another thread switches would have the lock taken for ever, and half of the doors.
+# A child that is forked while another thread switches would have this lock taken for ever, and half of the doors. Who
+# forks while another thread encodes or loads is in the same trouble with upstream's own locks.
 os.register_at_fork(before=_state.lock.acquire, after_in_parent=_state.lock.release, after_in_child=_state.lock.release)
 
 

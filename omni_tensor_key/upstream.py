@@ -19,7 +19,6 @@ from .log import logger
 from .outputs import NOT_STORABLE, without_aliases
 from .patches import Patches
 from .settings import settings
-from .under_way import CallsUnderWay
 from .watch import Watch, attach, detach, watch_of
 from .weights import WeightDoors
 
@@ -56,9 +55,7 @@ class CacheDoor(Patches):
             self.tensors_only,
         )
         try:
-            with self._attaching:  # no watch is made without what is noted last
-                self._replace_all(upstream)
-                self._calls_from_before = CallsUnderWay(module)
+            self._replace_all(upstream)
         except BaseException:
             self.abandon()
             raise
@@ -100,7 +97,7 @@ class CacheDoor(Patches):
             if earlier is not None and earlier.pipeline is pipeline:  # and not one of which the pipeline is a copy
                 earlier.invalidate("its cache was uninstalled")
                 self._unwatch(earlier)
-            watch = Watch(pipeline, cache, self._calls_from_before)
+            watch = Watch(pipeline, cache)
             watch.doors = WeightDoors(watch)
             self._watches.add(watch)
             try:
@@ -156,13 +153,13 @@ class CacheDoor(Patches):
             if watch is None:
                 return get(cache, key)
             try:
-                may_be_served = watch.before_get()
+                watch.before_get()
             except Exception as error:
                 watch.invalidate("a part of the pipeline cannot be watched")
                 self._unwatch(watch)
                 self._give_up(watch.name, cache, error)
                 return get(cache, key)
-            value = get(cache, key if may_be_served else object())  # which nobody has stored
+            value = get(cache, (watch.token, key))
             if value is miss:
                 watch.after_miss(key)
             elif fingerprints is not None:
@@ -193,7 +190,7 @@ class CacheDoor(Patches):
                 return
             if fingerprints is not None:
                 fingerprints.take(watch, key, value)
-            watch.store(key, lambda: put(cache, key, value))
+            watch.store(key, lambda: put(cache, (watch.token, key), value))
 
         return guarded_put
 
@@ -221,13 +218,18 @@ class CacheDoor(Patches):
         The entries are dropped: nobody would notice changed weights from here on. For the same reason, whoever still
         has one of this package's functions gets upstream's keys from it.
         """
-        self.builder.close()
-        super().abandon()
         with self._attaching:
             self._closed = True
-        for watch in list(self._watches):
-            watch.invalidate("deactivate")
-            self._unwatch(watch)
+        watches = list(self._watches)
+        try:
+            for watch in watches:
+                watch.close()
+        finally:
+            # After the entries are gone: keys that cease to be equal in the middle of a lookup would make it fail.
+            self.builder.close()
+            super().abandon()
+            for watch in watches:
+                self._unwatch(watch)
 
 
 def _owner(method: Any, cache: Any) -> Any:

@@ -16,7 +16,6 @@ from .parts import Seen, parts_of
 if TYPE_CHECKING:
     import torch
 
-    from .under_way import CallsUnderWay
     from .weights import WeightDoors
 
 _ATTRIBUTE = "_omni_tensor_key_watch"
@@ -35,22 +34,22 @@ def _same(value: Any) -> Callable[[Any], bool]:
 class Watch:
     """The connection between a pipeline and its cache. Keeps neither alive."""
 
-    def __init__(self, pipeline: Any, cache: Any, calls_from_before: CallsUnderWay) -> None:
-        """`calls_from_before`: until they are over, they may read and write the cache behind this watch's back."""
+    def __init__(self, pipeline: Any, cache: Any) -> None:
         self._pipeline = weakref.ref(pipeline)
         self._cache = weakref.ref(cache)
         self.name = type(pipeline).__name__
         self.doors: WeightDoors | None = None
-        self._calls_from_before: CallsUnderWay | None = calls_from_before
+        # Stands before every key in the cache. Calls that began before this watch may hold upstream's own get() and
+        # put(): what they find and store is not what is found and stored here.
+        self.token = object()
         # Taken before upstream's lock. A finalizer may come back here on the same thread.
         self._lock = threading.RLock()
         self._generation = 0
         self._changing = 0
         self._missed: dict[int, int] = {}
-        self._forgetful = False
         self._in_cache = False
         self._clear_again = False
-        self._inner_is_stale = False
+        self._inner_is_stale = True  # nobody has watched what it was computed with
         self._expected: dict[tuple[int, str], tuple[weakref.ref[torch.nn.Module], Callable[[Any], bool]]] = {}
         self.cleared: Counter[str] = Counter()  # how often entries were dropped, by cause
         self._generators = text_path.generator_names(pipeline)
@@ -106,14 +105,24 @@ class Watch:
         While a call runs, which may be between two looks at it, this has to wait for the call's end.
         """
         self._inner_is_stale = False
-        inner = getattr(self.pipeline, "_prompt_embeds_cache", None)
-        if isinstance(inner, dict):
+        inner = self._inner()
+        if inner is not None:
             inner.clear()
+
+    def _inner(self) -> dict[Any, Any] | None:
+        inner = getattr(self.pipeline, "_prompt_embeds_cache", None)
+        return inner if isinstance(inner, dict) else None
 
     def invalidate(self, cause: str) -> None:
         """Empty the cache; results of calls that are running now will not be stored either."""
         if self._clear(cause):
             logger.debug("omni_tensor_key: prompt-embedding cache of %s cleared: %s.", self.name, cause)
+
+    def close(self) -> None:
+        """Empty the cache, and store nothing from here on."""
+        with self._lock:
+            self._changing += 1
+            self._clear("deactivate")
 
     def keep(self, cause: str) -> None:
         """Note that the cache survives an event that left the text-encoding path alone."""
@@ -156,33 +165,25 @@ class Watch:
                 found[key, name] = expectation
         return found
 
-    def before_get(self) -> bool:
+    def before_get(self) -> None:
         """Empty the cache if a part of the pipeline that its entries depend on is not the one it was.
 
-        Returns whether what is in the cache may be served. Raises whatever hooking a new part raises.
+        Raises whatever hooking a new part raises.
         """
         pipeline, doors = self._pipeline(), self.doors
         if pipeline is None or doors is None:
-            return True
-        calls_from_before = self._calls_from_before
-        if calls_from_before is not None:
-            if calls_from_before.remain():
-                return False
-            with self._lock:
-                if self._calls_from_before is not None:
-                    self._clear("calls that began before it was watched are over")
-                    self._calls_from_before = None
+            return
         if self._inner_is_stale:
             with self._lock:
                 self._clear_inner()
         if not self._expected and self._seen.matches(pipeline) and doors.is_in_place():
-            return True
+            return
         with self._lock:
             parts = parts_of(pipeline)
             seen = Seen(pipeline, parts)
             if not self._expected and self._seen.has(parts) and doors.is_in_place():
                 self._seen = seen  # attributes came or went that are none of these parts
-                return True
+                return
             arrived = self._arrived()
             self._generators = text_path.generator_names(pipeline)
             doors.hook_modules()
@@ -194,28 +195,27 @@ class Watch:
                     del self._expected[key]
         if dropped:
             logger.debug("omni_tensor_key: prompt-embedding cache of %s cleared: a part was replaced.", self.name)
-        return True
 
     def after_miss(self, key: object) -> None:
         """Remember to which state of the weights the value that is about to be computed for `key` belongs."""
         with self._lock:
             if len(self._missed) >= _MAX_MISSED:  # calls that raised have left theirs behind
                 self._missed.clear()
-                self._forgetful = True
             # By identity: get() and put() of one call see the same object, and a later one at its address its own.
             self._missed[id(key)] = self._generation
 
     def store(self, key: object, put: Callable[[], None]) -> None:
-        """Call `put`, unless something has changed since the miss of `key`."""
+        """Call `put`, unless something has changed since the miss of `key`, or nobody has seen that miss."""
         with self._lock:
-            missed = self._missed.pop(id(key), None if self._forgetful else self._generation)
+            missed = self._missed.pop(id(key), None)
             if self._changing == 0 and missed == self._generation:
                 self._use_cache(put)
                 if self._clear_again:
                     self._clear_again = False
                     self._clear("a part of a text encoder was replaced")
-            else:
-                self._clear_inner()
+            elif self._inner() is not None:
+                # Later calls may have computed theirs from what this one has left there.
+                self._clear("a call has ended that began before a change")
 
 
 def _part(module: torch.nn.Module, name: str) -> object:

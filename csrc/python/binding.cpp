@@ -10,8 +10,8 @@ namespace {
 // Signatures are few: one per pipeline. Past this many, something makes new ones all the time.
 constexpr size_t kMaxPlans = 64;
 
-// After so many calls it no longer counts what they cost to look at a signature again.
-constexpr size_t kRecallsBeforeAnotherLook = 64;
+// After so many calls it no longer counts what another look at a signature costs.
+constexpr size_t kRecalls = 64;
 
 // The item of the argument that is walked.
 Ref make_item(Walk& walk, PyObject* value) {
@@ -159,7 +159,8 @@ Ref BindingPlans::find(BuilderObject* builder, PyObject* signature) {
   Ref plan = BindingPlan::compile(builder, signature);
   if (!plan) return plan;
   if (plan.get() == Py_None) {
-    left_to_upstream_.push_back(signature);
+    if (left_to_upstream_.size() >= kMaxPlans) left_to_upstream_.clear();
+    left_to_upstream_.push_back({signature, kRecalls});
     return plan;
   }
   std::vector<Entry> dropped;  // freed after the vector is whole again: a destructor may run Python code
@@ -169,12 +170,10 @@ Ref BindingPlans::find(BuilderObject* builder, PyObject* signature) {
 }
 
 bool BindingPlans::is_left_to_upstream(const PyObject* signature) {
-  const auto found = std::find(left_to_upstream_.begin(), left_to_upstream_.end(), signature);
-  if (found == left_to_upstream_.end()) {
-    if (left_to_upstream_.size() >= kMaxPlans) left_to_upstream_.clear();
-    return false;
-  }
-  if (++recalled_ % kRecallsBeforeAnotherLook != 0) return true;
+  const auto found = std::find_if(left_to_upstream_.begin(), left_to_upstream_.end(),
+                                  [signature](const Left& left) { return left.signature == signature; });
+  if (found == left_to_upstream_.end()) return false;
+  if (--found->recalls > 0) return true;
   left_to_upstream_.erase(found);
   return false;
 }

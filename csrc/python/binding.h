@@ -72,8 +72,11 @@ class BindingPlans {
   // Of signatures without a plan only the addresses: a default that is not constant may lead to a pipeline, which would
   // live as long as the builder. Another signature that comes to be at the address is left to upstream as well, which
   // is slower and makes the same keys, until it is looked at again.
-  std::vector<const PyObject*> left_to_upstream_;
-  size_t recalled_ = 0;
+  struct Left {
+    const PyObject* signature;
+    size_t recalls;  // how often this is still believed
+  };
+  std::vector<Left> left_to_upstream_;
 };
 
 }  // namespace otk::py
