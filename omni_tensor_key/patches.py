@@ -18,7 +18,7 @@ def bound(attribute: Any, owner: Any, cls: type) -> Any:
 
 
 class Patches:
-    """A set of replaced attributes: all in place or, after `restore()` or `abandon()`, none."""
+    """A set of replaced attributes: all in place or, after `abandon()`, none."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str, Any, Any]] = []
@@ -45,11 +45,6 @@ class Patches:
                     f"{_label(owner)}.{name} was replaced by other code after omni_tensor_key was activated; undo that "
                     "first"
                 )
-
-    def restore(self) -> None:
-        """Put the originals back; see `check_restorable` for what it raises, having changed nothing."""
-        self.check_restorable()
-        self.abandon()
 
     def abandon(self) -> None:
         """Put the originals back, except where somebody else has replaced one of the attributes since."""

@@ -38,9 +38,12 @@ _DOORS = {
 
 
 class _State:
-    """The process's activation. Guarded by `lock`, which is not held while a module of vLLM-Omni is imported: an import
-    may be waiting for it, in the hook, on another thread; nor while something is logged: a handler may wait for it.
-    A finalizer that runs meanwhile may ask what is active: hence a lock that its own thread can take again.
+    """The process's activation.
+
+    Who changes it holds `lock`; not while a module of vLLM-Omni is imported: an import may be waiting for it, in the
+    hook, on another thread; nor while something is logged: a handler may wait for it. A finalizer that runs meanwhile
+    may switch too: hence a lock that its own thread can take again. Who only asks does not take it: a finalizer or a
+    handler on another thread may hold what the switch waits for.
     """
 
     def __init__(self) -> None:
@@ -54,7 +57,8 @@ class _State:
 
     @property
     def active(self) -> bool:
-        return modules.CACHE in self.doors and all(door.in_place() for door in self.doors.values())
+        doors = dict(self.doors)
+        return modules.CACHE in doors and all(door.in_place() for door in doors.values())
 
 
 _state = _State()
@@ -93,18 +97,14 @@ def _stand_down(difference: str) -> None:
         )
 
 
-def _restore() -> None:
-    for door in _state.doors.values():
-        door.check_restorable()
-    while _state.doors:
-        _state.doors.popitem()[1].restore()
-
-
 def _abandon() -> None:
     """Give up until somebody calls `activate()` again: undo what is done, as far as it is in this package's hands."""
     _state.wanted = False
-    while _state.doors:
-        _state.doors.popitem()[1].abandon()
+    doors = list(_state.doors.values())
+    _state.doors.clear()
+    with contextlib.ExitStack() as steps:  # the last one first, and all of them, whatever one raises
+        for door in doors:
+            steps.callback(door.abandon)
 
 
 def _open_doors() -> None:
@@ -176,8 +176,7 @@ def activate() -> None:
         return
     with _state.lock:
         _state.wanted = True
-        hooked, _state.hooked = _state.hooked, True
-    if not hooked:
+    if not _state.hooked:
         _check_presence()
         for name in _DOORS:
             wrapt.register_post_import_hook(_on_import, name)  # at once if it is imported already
@@ -185,6 +184,7 @@ def activate() -> None:
             importlib._bootstrap._lock_unlock_module(name)  # type: ignore[attr-defined]
             if name in sys.modules and name not in _state.ready:
                 _on_import(sys.modules[name])
+        _state.hooked = True  # last: a child that is forked before has to do it again, which does no harm
     else:
         with _state.lock:
             _open_doors()
@@ -198,14 +198,14 @@ def deactivate() -> None:
     the same functions since.
     """
     with _state.lock:
-        _restore()
-        _state.wanted = False
+        for door in _state.doors.values():
+            door.check_restorable()
+        _abandon()
 
 
 def is_active() -> bool:
     """Whether this package's functions are in place in this process."""
-    with _state.lock:
-        return _state.active
+    return _state.active
 
 
 def stats() -> dict[str, Any]:
@@ -214,16 +214,14 @@ def stats() -> dict[str, Any]:
     "bypassed": calls that were not keyed, by pipeline, argument and reason; an empty argument is an unknown one.
     "cleared": how often a watched cache lost its entries, by pipeline and cause. What is not counted is absent.
     """
-    with _state.lock:
-        cache: Any = _state.doors.get(modules.CACHE)
-        return {} if cache is None else cache.stats()
+    cache: Any = _state.doors.get(modules.CACHE)
+    return {} if cache is None else cache.stats()
 
 
 def cache_stats() -> list[tuple[str, dict[str, Any]]]:
     """Each watched cache's pipeline, by name, and what its worker's `get_prompt_embed_cache_stats` returns."""
-    with _state.lock:
-        cache: Any = _state.doors.get(modules.CACHE)
-        return [] if cache is None else cache.cache_stats()
+    cache: Any = _state.doors.get(modules.CACHE)
+    return [] if cache is None else cache.cache_stats()
 
 
 def register() -> None:

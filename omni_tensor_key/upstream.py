@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -10,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from . import backend
+from . import backend, inner_cache
 from .bypass import on_bypass
 from .contract import check_contract, has_known_rules
 from .debug import Fingerprints
@@ -95,7 +96,7 @@ class CacheDoor(Patches):
             self.watches()  # drops those whose pipeline is gone
             earlier = watch_of(pipeline)
             if earlier is not None and earlier.pipeline is pipeline:  # and not one of which the pipeline is a copy
-                earlier.invalidate("its cache was uninstalled")
+                earlier.close("its cache was uninstalled")
                 self._unwatch(earlier)
             watch = Watch(pipeline, cache)
             watch.doors = WeightDoors(watch)
@@ -103,6 +104,7 @@ class CacheDoor(Patches):
             try:
                 if cache.stats()["size"] > 0:
                     cache.clear()  # nobody has watched what its entries were made with, or whether they alias an input
+                inner_cache.put_out_of_use(pipeline)
                 attach(watch)  # last: other threads find a watch that is complete
             except BaseException:
                 self._unwatch(watch)
@@ -122,9 +124,10 @@ class CacheDoor(Patches):
 
     def _unwatch(self, watch: Watch) -> None:
         self._watches.discard(watch)
+        detach(watch)
+        inner_cache.put_back(watch.pipeline)
         if watch.doors is not None:
             watch.doors.remove()
-        detach(watch)
 
     def watches(self) -> list[Watch]:
         """The watches of the pipelines that still exist."""
@@ -221,15 +224,14 @@ class CacheDoor(Patches):
         with self._attaching:
             self._closed = True
         watches = list(self._watches)
-        try:
+        with contextlib.ExitStack() as steps:  # the last one first, and all of them, whatever one raises
             for watch in watches:
-                watch.close()
-        finally:
+                steps.callback(self._unwatch, watch)
+            steps.callback(super().abandon)
             # After the entries are gone: keys that cease to be equal in the middle of a lookup would make it fail.
-            self.builder.close()
-            super().abandon()
+            steps.callback(self.builder.close)
             for watch in watches:
-                self._unwatch(watch)
+                steps.callback(watch.close, "deactivate")
 
 
 def _owner(method: Any, cache: Any) -> Any:

@@ -46,10 +46,10 @@ class Watch:
         self._lock = threading.RLock()
         self._generation = 0
         self._changing = 0
+        self._closed = False
         self._missed: dict[int, int] = {}
         self._in_cache = False
         self._clear_again = False
-        self._inner_is_stale = True  # nobody has watched what it was computed with
         self._expected: dict[tuple[int, str], tuple[weakref.ref[torch.nn.Module], Callable[[Any], bool]]] = {}
         self.cleared: Counter[str] = Counter()  # how often entries were dropped, by cause
         self._generators = text_path.generator_names(pipeline)
@@ -86,12 +86,9 @@ class Watch:
         cache = self._cache()
         with self._lock:
             self._generation += 1
-            self._inner_is_stale = True
             if self._in_cache:  # which holds upstream's lock on this thread
                 self._clear_again = True
                 return False
-            if not self._missed:
-                self._clear_inner()
             if cache is None or cache.stats()["size"] == 0:
                 return False
             self._use_cache(cache.clear)
@@ -99,30 +96,16 @@ class Watch:
             self.cleared[cause] += 1
             return True
 
-    def _clear_inner(self) -> None:
-        """Empty the second cache of text embeddings that LingBotWorld keeps below encode_prompt().
-
-        While a call runs, which may be between two looks at it, this has to wait for the call's end.
-        """
-        self._inner_is_stale = False
-        inner = self._inner()
-        if inner is not None:
-            inner.clear()
-
-    def _inner(self) -> dict[Any, Any] | None:
-        inner = getattr(self.pipeline, "_prompt_embeds_cache", None)
-        return inner if isinstance(inner, dict) else None
-
     def invalidate(self, cause: str) -> None:
         """Empty the cache; results of calls that are running now will not be stored either."""
         if self._clear(cause):
             logger.debug("omni_tensor_key: prompt-embedding cache of %s cleared: %s.", self.name, cause)
 
-    def close(self) -> None:
-        """Empty the cache, and store nothing from here on."""
+    def close(self, cause: str) -> None:
+        """Empty the cache, for good: nothing is stored from here on. Nothing is logged either."""
         with self._lock:
-            self._changing += 1
-            self._clear("deactivate")
+            self._closed = True
+            self._clear(cause)
 
     def keep(self, cause: str) -> None:
         """Note that the cache survives an event that left the text-encoding path alone."""
@@ -173,9 +156,6 @@ class Watch:
         pipeline, doors = self._pipeline(), self.doors
         if pipeline is None or doors is None:
             return
-        if self._inner_is_stale:
-            with self._lock:
-                self._clear_inner()
         if not self._expected and self._seen.matches(pipeline) and doors.is_in_place():
             return
         with self._lock:
@@ -208,14 +188,11 @@ class Watch:
         """Call `put`, unless something has changed since the miss of `key`, or nobody has seen that miss."""
         with self._lock:
             missed = self._missed.pop(id(key), None)
-            if self._changing == 0 and missed == self._generation:
+            if missed == self._generation and self._changing == 0 and not self._closed:
                 self._use_cache(put)
                 if self._clear_again:
                     self._clear_again = False
                     self._clear("a part of a text encoder was replaced")
-            elif self._inner() is not None:
-                # Later calls may have computed theirs from what this one has left there.
-                self._clear("a call has ended that began before a change")
 
 
 def _part(module: torch.nn.Module, name: str) -> object:
@@ -238,4 +215,4 @@ def detach(watch: Watch) -> None:
     """Take a watch off its pipeline and its cache."""
     for owner in (watch.pipeline, watch._cache()):
         if owner is not None and watch_of(owner) is watch:
-            object.__delattr__(owner, _ATTRIBUTE)
+            vars(owner).pop(_ATTRIBUTE, None)  # another thread may do so too

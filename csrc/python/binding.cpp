@@ -10,7 +10,7 @@ namespace {
 // Signatures are few: one per pipeline. Past this many, something makes new ones all the time.
 constexpr size_t kMaxPlans = 64;
 
-// After so many calls it no longer counts what another look at a signature costs.
+// For how many calls an address is believed: so many that another look at the signature hardly counts.
 constexpr size_t kRecalls = 64;
 
 // The item of the argument that is walked.
@@ -45,10 +45,10 @@ class BindingPlan::Slots {
 bool BindingPlan::find(PyObject* name, size_t& index) const {
   // Argument names are interned nearly always, so identity finds them.
   for (index = 0; index < parameters_.size(); ++index) {
-    if (parameters_[index].name.get() == name) return true;
+    if (parameters_[index].name.get() == name) return parameters_[index].keyword;
   }
   for (index = 0; index < parameters_.size(); ++index) {
-    if (PyUnicode_Compare(parameters_[index].name.get(), name) == 0) return true;
+    if (PyUnicode_Compare(parameters_[index].name.get(), name) == 0) return parameters_[index].keyword;
   }
   return false;
 }
@@ -79,7 +79,7 @@ bool BindingPlan::bind(PyObject* args, PyObject* kwargs, Slots& bound) const {
   PyObject *name, *value;
   while (PyDict_Next(kwargs, &position, &name, &value) != 0) {
     size_t index;
-    if (find(name, index) && parameters_[index].keyword) {
+    if (find(name, index)) {
       if (bound[index] != nullptr) return false;
       bound[index] = new_reference(value);
       continue;

@@ -13,9 +13,9 @@ namespace otk::py {
 // check for precomputed embeddings and the walk in name order, as upstream's _build_key does them.
 class BindingPlan {
  public:
-  // None for a signature that is not ordinary: more than kMaxParameters, a default that is not constant, **kwargs
-  // beside positional-only parameters, or not made of inspect's own types. Otherwise a capsule: Python counts who still
-  // uses the plan. Null with an error if the signature cannot be read.
+  // None for a signature that is not ordinary: more than kMaxParameters, positional-only ones, a default that is not
+  // constant, or not made of inspect's own types. Otherwise a capsule: Python counts who still uses the plan. Null with
+  // an error if the signature cannot be read.
   static Ref compile(BuilderObject* builder, PyObject* signature);
 
   // The plan in what compile() returned, alive as long as that is; null for None.
@@ -41,6 +41,7 @@ class BindingPlan {
 
   bool bind(PyObject* args, PyObject* kwargs, Slots& bound) const;
   const Parameter* precomputed_argument(const Slots& bound) const;
+  // Whether there is a parameter that can be given by this name, and where.
   bool find(PyObject* name, size_t& index) const;
   bool add_parameter(BuilderObject* builder, PyObject* parameter);
   bool sort_by_name();
@@ -51,7 +52,6 @@ class BindingPlan {
   size_t positional_count_ = 0;
   std::optional<size_t> var_positional_;  // *args
   std::optional<size_t> var_keyword_;     // **kwargs
-  bool has_positional_only_ = false;
 };
 
 // The plans of a builder, by signature.
@@ -70,11 +70,11 @@ class BindingPlans {
 
   std::vector<Entry> entries_;
   // Of signatures without a plan only the addresses: a default that is not constant may lead to a pipeline, which would
-  // live as long as the builder. Another signature that comes to be at the address is left to upstream as well, which
-  // is slower and makes the same keys, until it is looked at again.
+  // live as long as the builder. Another signature that comes to be at the address is left to upstream as well until it
+  // is looked at again: slower, with the same keys, and without the name of the argument that makes a call bypass.
   struct Left {
     const PyObject* signature;
-    size_t recalls;  // how often this is still believed
+    size_t recalls;  // for how many calls this is still believed
   };
   std::vector<Left> left_to_upstream_;
 };

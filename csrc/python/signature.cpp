@@ -64,8 +64,6 @@ Ref BindingPlan::compile(BuilderObject* builder, PyObject* signature) {
   for (Py_ssize_t i = 0; i < size; ++i) {
     if (!plan->add_parameter(builder, PyList_GetItem(values.get(), i))) return not_ordinary();
   }
-  // Whether a positional-only argument may be given by name to **kwargs differs between the releases of Python.
-  if (plan->has_positional_only_ && plan->var_keyword_) return not_ordinary();
   if (!plan->sort_by_name()) return Ref();
   const auto free_plan = [](PyObject* capsule) {
     delete static_cast<BindingPlan*>(PyCapsule_GetPointer(capsule, kCapsuleName));
@@ -87,9 +85,12 @@ bool BindingPlan::add_parameter(BuilderObject* builder, PyObject* parameter) {
   const Ref kind_value = Ref::steal(PyObject_GetAttrString(parameter, "kind"));
   if (PyErr_Occurred() != nullptr || Py_TYPE(name.get()) != &PyUnicode_Type) return false;
   const long kind = PyLong_AsLong(kind_value.get());
+  // Whether a positional-only parameter may be given by name, where it has a default, differs between Pythons.
+  if (kind <= kPositionalOnly || kind > kVarKeyword) return false;
   // Where it is not given, apply_defaults() has an empty tuple or dict. Nobody else gets to see these.
   if (kind == kVarPositional) default_value = Ref::steal(PyTuple_New(0));
   if (kind == kVarKeyword) default_value = Ref::steal(PyDict_New());
+  if (PyErr_Occurred() != nullptr) return false;
   const int precomputed = PySequence_Contains(builder->precomputed, name.get());
   if (precomputed < 0) return false;
 
@@ -108,8 +109,7 @@ bool BindingPlan::add_parameter(BuilderObject* builder, PyObject* parameter) {
   added.keyword = kind == kPositionalOrKeyword || kind == kKeywordOnly;
   added.precomputed = precomputed == 1;
   // inspect puts the positional parameters first.
-  if (kind == kPositionalOnly || kind == kPositionalOrKeyword) positional_count_ = parameters_.size() + 1;
-  has_positional_only_ |= kind == kPositionalOnly;
+  if (kind == kPositionalOrKeyword) positional_count_ = parameters_.size() + 1;
   if (kind == kVarPositional) var_positional_ = parameters_.size();
   if (kind == kVarKeyword) var_keyword_ = parameters_.size();
   parameters_.push_back(std::move(added));

@@ -13,7 +13,7 @@ from vllm_omni.diffusion.cache import prompt_embed_cache as upstream
 import omni_tensor_key
 from omni_tensor_key import plugin
 
-from .support import CALLS, Adapter
+from .support import CALLS, Adapter, installed
 from .workers import DiffusionWorker
 
 
@@ -40,6 +40,40 @@ def test_threads_that_find_the_same_cache_watch_it_once() -> None:
         for thread in threads:
             thread.join()
         assert len(door._watches) == count
+
+
+@pytest.mark.parametrize("ask", [omni_tensor_key.is_active, omni_tensor_key.stats], ids=["is_active", "stats"])
+def test_a_finalizer_that_asks_while_another_thread_deactivates(ask: Any) -> None:
+    """It runs where an entry is dropped, under locks that the other thread waits for."""
+
+    class Output:
+        def __del__(self) -> None:
+            dropped.set()
+            deactivating.join(0.2)  # it waits for the end of this
+            ask()
+
+    class Returning(Adapter):
+        def encode_prompt(self, prompt: str) -> Any:
+            return Output()
+
+    omni_tensor_key.activate()
+    pipeline, _ = installed(Returning())
+    dropped = threading.Event()
+
+    def deactivate() -> None:
+        dropped.wait()
+        omni_tensor_key.deactivate()
+
+    deactivating = threading.Thread(target=deactivate, daemon=True)
+    pipeline.encode_prompt("a")
+    deactivating.start()
+    encoder = pipeline.text_encoder
+    loading = threading.Thread(target=encoder.load_state_dict, args=[encoder.state_dict()], daemon=True)
+    loading.start()
+    for thread in (loading, deactivating):
+        thread.join(30)
+        assert not thread.is_alive()
+    assert not omni_tensor_key.is_active()
 
 
 def test_other_threads_do_not_notice_the_switch() -> None:

@@ -12,6 +12,8 @@ import torch
 from vllm_omni.diffusion.cache import prompt_embed_cache as upstream
 
 import omni_tensor_key
+from omni_tensor_key.watch import Watch
+from omni_tensor_key.weights import WeightDoors
 
 from .support import CALLS, Adapter, identical, installed, is_hit, new_weights, recomputed, without_cache
 
@@ -167,45 +169,38 @@ def test_the_extension_goes_in_the_middle_of_a_lookup() -> None:
     assert cache.stats() == {"size": 0, "max_size": 32, "hits": 1, "misses": 1, "bypassed": 0}
 
 
-@pytest.mark.parametrize("begins", ["on", "off"])
-def test_a_call_that_leaves_a_stale_value_in_a_second_cache_below(begins: str) -> None:
-    """As LingBotWorld's. Calls that begin later find it there, and are stored."""
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("step", ["WeightDoors.remove", "Watch.close"])
+def test_a_deactivation_that_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException], step: str
+) -> None:
+    """It ends all the same, and the next activation begins anew."""
+    pipelines = [installed() for _ in range(3)]
+    before = dict(vars(upstream)), dict(vars(upstream.PromptEmbedCache))
+    omni_tensor_key.activate()
+    for pipeline, _ in pipelines:
+        pipeline.encode_prompt(*CALLS["tensors"])
+    owner = {"WeightDoors": WeightDoors, "Watch": Watch}[step.split(".")[0]]
+    original, calls = vars(owner)[step.split(".")[1]], 0
 
-    class Layered(Adapter):
-        before_write: Callable[[], object] | None = None
-        after_write: Callable[[], object] | None = None
+    def interrupted(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise error
+        original(*args)
 
-        def encode_prompt(self, prompt_ids: Any, attention_mask: Any = None, n: int = 1) -> Any:
-            inner, key = self._prompt_embeds_cache, str(prompt_ids)
-            if key not in inner:
-                output = Adapter.encode_prompt(self, prompt_ids, attention_mask)
-                before_write, self.before_write = self.before_write, None
-                if before_write:
-                    before_write()
-                    inner[key] = output
-                    self.after_write()
-                inner[key] = output
-            return [tensor * n for tensor in inner[key]]
-
-    pipeline, cache = installed(Layered())
-    object.__setattr__(pipeline, "_prompt_embeds_cache", {})
-    call = CALLS["lists"]
-    if begins == "on":
-        omni_tensor_key.activate()
-
-    def change() -> None:
-        omni_tensor_key.activate()
-        pipeline.encode_prompt(*OTHER["lists"])
-        pipeline.load_weights(new_weights(pipeline.text_encoder, "text_encoder."))
-
-    pipeline.before_write = change
-    pipeline.after_write = lambda: pipeline.encode_prompt(*call, 2)
-    old = pipeline.encode_prompt(*call)
-    for n in (1, 2):
-        expected = [tensor * n for tensor in Adapter.encode_prompt(pipeline, *call)]
-        assert not identical([tensor * n for tensor in old], expected)
-        assert identical(pipeline.encode_prompt(*call, n), expected)
-        assert is_hit(pipeline, cache, *call, n)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, step.split(".")[1], interrupted)
+        with pytest.raises(error):
+            omni_tensor_key.deactivate()
+    assert calls == 3
+    assert not omni_tensor_key.is_active()
+    assert (dict(vars(upstream)), dict(vars(upstream.PromptEmbedCache))) == before
+    omni_tensor_key.activate()
+    for pipeline, cache in pipelines:
+        assert not is_hit(pipeline, cache, *CALLS["tensors"])
+        assert is_hit(pipeline, cache, *CALLS["tensors"])
 
 
 def test_a_late_activation_beside_threads_that_never_rest() -> None:

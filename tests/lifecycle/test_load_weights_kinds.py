@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,37 +87,6 @@ def test_anima_replaces_its_encoder_whatever_the_names_are(monkeypatch: pytest.M
         torch.testing.assert_close(now, expected, rtol=0, atol=0)
         assert not torch.equal(now, before)
         assert is_hit(pipeline, cache, "a cat")
-
-
-def test_a_second_cache_below_encode_prompt() -> None:
-    """As in LingBotWorld, whose own module cannot be imported without torchvision."""
-
-    class Remembering(Adapter):
-        def __init__(self) -> None:
-            super().__init__()
-            self._prompt_embeds_cache: OrderedDict[str, torch.Tensor] = OrderedDict()
-
-        def encode_prompt(self, prompt: str) -> torch.Tensor:
-            if prompt not in self._prompt_embeds_cache:
-                with torch.no_grad():
-                    self._prompt_embeds_cache[prompt] = self.text_encoder(torch.tensor([len(prompt)]))
-            return self._prompt_embeds_cache[prompt]
-
-    pipeline, cache = installed(Remembering())
-
-    def is_new() -> bool:
-        with torch.no_grad():
-            return torch.equal(pipeline.encode_prompt("a cat"), pipeline.text_encoder(torch.tensor([5])))
-
-    first = pipeline.encode_prompt("a cat")
-    pipeline.load_weights(image(pipeline))
-    assert torch.equal(pipeline.encode_prompt("a cat"), first)
-    assert pipeline._prompt_embeds_cache["a cat"] is first
-    pipeline.load_weights(new_weights(pipeline.text_encoder, "text_encoder."))
-    assert is_new()
-    cache.clear()  # what is below is still there
-    pipeline.load_weights(new_weights(pipeline.text_encoder, "text_encoder.", seed=2))
-    assert is_new()
 
 
 def test_an_encoder_that_loads_itself(call: Any) -> None:

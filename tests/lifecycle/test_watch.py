@@ -197,29 +197,3 @@ def test_a_new_encoder_that_cannot_be_watched(log: Log) -> None:
     assert cache.stats()["size"] == 0
     (line,) = log.having("WARNING")
     assert "cannot be watched for changed weights" in line
-
-
-def test_a_call_that_ends_after_the_weights_have_changed_and_has_a_cache_of_its_own() -> None:
-    """As LingBotWorld's: what it wrote there must not come back."""
-
-    class Inner(Adapter):
-        def __init__(self) -> None:
-            super().__init__()
-            self._prompt_embeds_cache: dict[Any, Any] = {}
-            self.meanwhile = lambda: None
-
-        def encode_prompt(self, prompt_ids: Any, attention_mask: Any = None) -> Any:
-            key = str(prompt_ids)
-            if key not in self._prompt_embeds_cache:
-                embeds = Adapter.encode_prompt(self, prompt_ids)[0]
-                self.meanwhile()
-                self._prompt_embeds_cache[key] = embeds
-            return self._prompt_embeds_cache[key]
-
-    pipeline, cache = installed(Inner())
-    call = CALLS["tensors"]
-    pipeline.meanwhile = lambda: pipeline.text_encoder.load_state_dict(Encoder().state_dict())
-    before = pipeline.encode_prompt(*call)
-    pipeline.meanwhile = lambda: None
-    assert not torch.equal(pipeline.encode_prompt(*call), before)
-    assert is_hit(pipeline, cache, *call)

@@ -212,7 +212,7 @@ def test_nothing_is_kept_of_signatures_with_other_defaults(active: Any, default:
 
 LEFT_TO_UPSTREAM = {
     "a default that can change": [Parameter("prompt", 1), Parameter("more", 3, default=[1])],
-    "positional-only and **more": [Parameter("prompt", 0), Parameter("more", 4)],
+    "positional-only": [Parameter("prompt", 0), Parameter("more", 4)],
     "65 parameters": [Parameter("prompt", 1)] + [Parameter(f"p{i}", 3) for i in range(64)],
 }
 
