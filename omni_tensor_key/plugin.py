@@ -195,7 +195,8 @@ def deactivate() -> None:
     """Put upstream's own functions back and drop the entries of the watched caches.
 
     Calls with tensors bypass the cache again. Raises RuntimeError, and changes nothing, where other code has replaced
-    the same functions since.
+    the same functions since. Not to be called from a finalizer: it waits for locks that a thread may hold which drops
+    an entry.
     """
     with _state.lock:
         for door in _state.doors.values():
