@@ -157,7 +157,7 @@ def test_what_a_call_leaves_there_that_began_before_the_weights_changed(call: An
 
 
 def test_calls_that_overlap_without_end() -> None:
-    """One change makes one result too many not stored, not all that follow."""
+    """A change keeps what was running then from being stored, not all that follows."""
     omni_tensor_key.activate()
     pipeline, cache = installed(LingBotLike())
     depth = 0

@@ -190,6 +190,39 @@ def test_forks_while_another_thread_switches(fresh: FreshProcesses) -> None:
     fresh.check(FORK)
 
 
+FORK_EARLY = """
+import os, signal, threading
+import torch
+from omni_tensor_key import plugin
+from vllm_omni.diffusion.cache import prompt_embed_cache as upstream
+
+check, begun, forked = plugin._check_presence, threading.Event(), threading.Event()
+
+def wait():
+    begun.set()
+    forked.wait()
+
+plugin._check_presence = wait
+first = threading.Thread(target=plugin.activate)
+first.start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    plugin._check_presence = check
+    plugin.activate()
+    os._exit(not plugin.is_active())
+forked.set()
+first.join()
+assert os.waitpid(child, 0)[1] == 0
+assert plugin.is_active()
+"""
+
+
+def test_a_fork_in_the_middle_of_the_first_activation(fresh: FreshProcesses) -> None:
+    fresh.check(FORK_EARLY)
+
+
 REGISTER = """
 import sys
 sys.path[:0] = sys.argv[1:]
