@@ -10,9 +10,6 @@ namespace {
 // Signatures are few: one per pipeline. Past this many, something makes new ones all the time.
 constexpr size_t kMaxPlans = 64;
 
-// For how many calls an address is believed: so many that another look at the signature hardly counts.
-constexpr size_t kRecalls = 64;
-
 // The item of the argument that is walked.
 Ref make_item(Walk& walk, PyObject* value) {
   walk.reason = Reason::kNone;
@@ -53,11 +50,15 @@ bool BindingPlan::find(PyObject* name, size_t& index) const {
   return false;
 }
 
-bool BindingPlan::has_plain_names(PyObject* kwargs) {
+bool BindingPlan::can_bind(PyObject* args, PyObject* kwargs) const {
+  if (Py_TYPE(args) != &PyTuple_Type || Py_TYPE(kwargs) != &PyDict_Type) return false;
   Py_ssize_t position = 0;
   PyObject *name, *value;
   while (PyDict_Next(kwargs, &position, &name, &value) != 0) {
     if (Py_TYPE(name) != &PyUnicode_Type) return false;
+    for (size_t i = 0; i < positional_only_count_; ++i) {
+      if (PyUnicode_Compare(parameters_[i].name.get(), name) == 0) return false;
+    }
   }
   return true;
 }
@@ -122,7 +123,7 @@ PyObject* BindingPlan::build(Walk& walk, PyObject* model_tag, PyObject* args, Py
       waiting[count++] = walk.defer(value);
       continue;
     }
-    const bool is_ready = bound[index] == nullptr;
+    const bool is_ready = bound[index] == nullptr && parameter.default_item;
     if (!is_ready && !is_exact_scalar(value)) {
       if (!walk.look_at_deferred()) return nullptr;
       if (walk.reason != Reason::kNone) return bypass(walk.builder, model_tag, walk.argument, reason_name(walk.reason));
@@ -155,27 +156,12 @@ Ref BindingPlans::find(BuilderObject* builder, PyObject* signature) {
   for (const Entry& entry : entries_) {
     if (entry.signature.get() == signature) return Ref::borrow(entry.plan.get());
   }
-  if (is_left_to_upstream(signature)) return Ref::borrow(Py_None);
   Ref plan = BindingPlan::compile(builder, signature);
-  if (!plan) return plan;
-  if (plan.get() == Py_None) {
-    if (left_to_upstream_.size() >= kMaxPlans) left_to_upstream_.clear();
-    left_to_upstream_.push_back({signature, kRecalls});
-    return plan;
-  }
+  if (!plan || plan.get() == Py_None || !BindingPlan::from(plan)->may_be_kept()) return plan;
   std::vector<Entry> dropped;  // freed after the vector is whole again: a destructor may run Python code
   if (entries_.size() >= kMaxPlans) dropped.swap(entries_);
   entries_.push_back({Ref::borrow(signature), Ref::borrow(plan.get())});
   return plan;
-}
-
-bool BindingPlans::is_left_to_upstream(const PyObject* signature) {
-  const auto found = std::find_if(left_to_upstream_.begin(), left_to_upstream_.end(),
-                                  [signature](const Left& left) { return left.signature == signature; });
-  if (found == left_to_upstream_.end()) return false;
-  if (--found->recalls > 0) return true;
-  left_to_upstream_.erase(found);
-  return false;
 }
 
 }  // namespace otk::py

@@ -78,10 +78,7 @@ PyObject* build_key(PyObject* self, PyObject* const* values, Py_ssize_t count, P
     const Ref compiled = builder->plans->find(builder, signature);
     if (!compiled) return nullptr;
     const BindingPlan* plan = BindingPlan::from(compiled);
-    if (plan == nullptr || Py_TYPE(args) != &PyTuple_Type || Py_TYPE(kwargs) != &PyDict_Type ||
-        !BindingPlan::has_plain_names(kwargs)) {
-      return build_key_upstream(walk, given);
-    }
+    if (plan == nullptr || !plan->can_bind(args, kwargs)) return build_key_upstream(walk, given);
     return plan->build(walk, model_tag, args, kwargs);
   });
 }
