@@ -3,13 +3,18 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <algorithm>
+
 #include "../xxh3_dispatch.h"
+#include "key_memory.h"
 
 namespace otk::py {
 
 PyTypeObject* tensor_key_type = nullptr;
 
 namespace {
+
+uint64_t last_equals = 0;  // guarded by the GIL
 
 KeyObject* as_key(PyObject* object) { return reinterpret_cast<KeyObject*>(object); }
 
@@ -22,14 +27,20 @@ bool require_sealed(KeyObject* key) {
 
 bool is_over(const KeyObject* key) { return key->era != nullptr && key->era->is_over(); }
 
-bool equal(KeyObject* a, KeyObject* b) {
+bool stand_for_equal_tensors(KeyObject* a, KeyObject* b) {
+  if (a->equals == b->equals) return true;
   // The digest only makes the common answer fast. XXH3 has known collisions, so the bytes decide.
-  return a->digest.low == b->digest.low && a->digest.high == b->digest.high && a->nbytes == b->nbytes &&
-         a->dtype.code == b->dtype.code && a->dtype.bits == b->dtype.bits && a->device.type == b->device.type &&
-         a->device.id == b->device.id && a->ndim == b->ndim &&
-         memcmp(a->shape(), b->shape(), sizeof(int64_t) * a->ndim) == 0 &&
-         memcmp(a->content(), b->content(), a->nbytes) == 0 && !is_over(a) && !is_over(b);
+  const bool found = a->digest.low == b->digest.low && a->digest.high == b->digest.high && a->nbytes == b->nbytes &&
+                     a->dtype.code == b->dtype.code && a->dtype.bits == b->dtype.bits &&
+                     a->device.type == b->device.type && a->device.id == b->device.id && a->ndim == b->ndim &&
+                     memcmp(a->shape(), b->shape(), sizeof(int64_t) * a->ndim) == 0 &&
+                     memcmp(a->content(), b->content(), a->nbytes) == 0;
+  // The older key's number: it is in the cache, and the next key will be compared with it.
+  if (found) a->equals = b->equals = std::min(a->equals, b->equals);
+  return found;
 }
+
+bool equal(KeyObject* a, KeyObject* b) { return !is_over(a) && !is_over(b) && stand_for_equal_tensors(a, b); }
 
 PyObject* rich_compare(PyObject* self, PyObject* other, int op) {
   if (Py_TYPE(other) != tensor_key_type || (op != Py_EQ && op != Py_NE)) Py_RETURN_NOTIMPLEMENTED;
@@ -87,7 +98,7 @@ PyObject* repr(PyObject* self) {
 void dealloc(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   if (Era* era = as_key(self)->era) era->release();
-  PyObject_Free(self);
+  free_key(self, sizeof(KeyObject) + static_cast<size_t>(Py_SIZE(self)));
   Py_DECREF(type);
 }
 
@@ -122,7 +133,7 @@ bool make_tensor_key_type() {
 KeyObject* new_key(const TensorView& view, Era* era) {
   const size_t extra = sizeof(int64_t) * view.ndim + (view.nbytes == 0 ? 0 : kContentAlignment - 1 + view.nbytes);
   // Not PyType_GenericAlloc: it would clear the content, which is written in full before anything reads it.
-  auto* key = static_cast<KeyObject*>(PyObject_Malloc(sizeof(KeyObject) + extra));
+  auto* key = static_cast<KeyObject*>(allocate_key(sizeof(KeyObject) + extra));
   if (key == nullptr) {
     PyErr_NoMemory();
     return nullptr;
@@ -133,9 +144,10 @@ KeyObject* new_key(const TensorView& view, Era* era) {
   key->nbytes = view.nbytes;
   key->source = reinterpret_cast<uintptr_t>(view.data);
   key->era = era == nullptr ? nullptr : era->share();
+  key->equals = ++last_equals;
   key->device = view.device;
-  key->ndim = view.ndim;
   key->dtype = view.dtype;
+  key->ndim = static_cast<int16_t>(view.ndim);
   key->sealed = false;
   memcpy(key->shape(), view.shape, sizeof(int64_t) * view.ndim);
   return key;

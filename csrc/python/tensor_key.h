@@ -42,10 +42,13 @@ struct KeyObject {
   // When it is over, the key equals nothing but itself: calls that are still under way have the key, and nobody guards
   // what they store. Owned; null for a key that no builder made.
   Era* era;
+  // Keys that have been found equal share a number, so that their bytes are compared once: content never changes, and
+  // upstream looks a key up three times. Guarded by the GIL; no part of the key either.
+  uint64_t equals;
   dlpack::Device device;
-  int32_t ndim;
   dlpack::DataType dtype;
-  bool sealed;  // content, digest and hash are set
+  int16_t ndim;  // at most kMaxDims
+  bool sealed;   // content, digest and hash are set
 
   int64_t* shape() { return reinterpret_cast<int64_t*>(this + 1); }
   uint8_t* content() {
@@ -53,7 +56,7 @@ struct KeyObject {
     return reinterpret_cast<uint8_t*>((end + kContentAlignment - 1) / kContentAlignment * kContentAlignment);
   }
 };
-static_assert(sizeof(KeyObject) % alignof(int64_t) == 0 && sizeof(KeyObject) <= 104);
+static_assert(sizeof(KeyObject) % alignof(int64_t) == 0 && sizeof(KeyObject) <= 96);
 
 // The type object; made by make_tensor_key_type(), which module initialization calls once.
 extern PyTypeObject* tensor_key_type;

@@ -110,3 +110,13 @@ def test_the_same_content_made_anew_hits(pair: Pair) -> None:
     first, second = pair
     cache = dict(zip(tensor_keys(pair), "ab", strict=True))
     assert [cache[key] for key in tensor_keys([second.clone(), first.clone()])] == ["b", "a"]
+
+
+def test_comparisons_in_any_order(pair: Pair, rng: random.Random) -> None:
+    """Keys remember which others they are equal to."""
+    tensors = [rng.choice(pair) for _ in range(30)]
+    keys = tensor_keys([tensor.clone() for tensor in tensors])
+    for _ in range(500):
+        i, j = rng.randrange(30), rng.randrange(30)
+        assert (keys[i] == keys[j]) is (tensors[i] is tensors[j])
+    assert [keys[0] == key for key in keys] == [tensors[0] is tensor for tensor in tensors]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import sys
 import tracemalloc
 import weakref
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import xxhash
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from omni_tensor_key import TensorKey, UncacheableTensorError, _core, tensor_key, tensor_keys
@@ -53,6 +55,50 @@ def test_what_the_allocator_sees(shape: tuple[int, ...]) -> None:
         tracemalloc.stop()
     content = count * tensors[0].nbytes
     assert content <= used <= content + count * OVERHEAD + 20_000  # the interpreter's own caches
+
+
+def traced(make: Callable[[], object]) -> int:
+    """How much memory is allocated at the most while `make` runs."""
+    tracemalloc.start()
+    try:
+        make()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("length", [100, 1024, 32_000])
+def test_the_memory_of_a_dropped_key_is_used_again(length: int, count: int) -> None:
+    tensors = [torch.arange(length + i) for i in range(count)]
+    tensor_keys(tensors)
+    assert traced(lambda: tensor_keys(tensors)) < tensors[0].nbytes
+
+
+def test_no_more_than_a_mebibyte_of_it_is_kept() -> None:
+    def make_and_drop() -> int:
+        for length in range(1000, LIMIT, 10_000):
+            tensor_key(torch.zeros(length, dtype=torch.bool))
+        return tracemalloc.get_traced_memory()[0]
+
+    kept = []
+    traced(lambda: kept.append(make_and_drop()))
+    assert kept[0] < (1 << 20) + 20_000
+
+
+def test_keys_in_memory_that_is_used_again(rng: random.Random) -> None:
+    tensors = [torch.tensor(rng.choices(range(2), k=length)) for length in [10, 70, 200, 200, 1000, 40_000] * 3]
+    live: dict[int, tuple[TensorKey, torch.Tensor]] = {}
+    for _ in range(3000):
+        place, tensor = rng.randrange(6), rng.choice(tensors)
+        live[place] = (tensor_key(tensor), tensor)
+        if len(live) > rng.randrange(8):
+            live.pop(rng.choice(list(live)))
+        for key, content in live.values():
+            assert key.nbytes == content.nbytes
+    for key, content in live.values():
+        assert key.digest == xxhash.xxh3_128_digest(content.numpy().tobytes())
+        assert all((key == other) is torch.equal(content, twin) for other, twin in live.values())
 
 
 def test_a_key_keeps_neither_tensor_nor_storage_alive() -> None:
