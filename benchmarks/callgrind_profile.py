@@ -18,19 +18,17 @@ _TRIGGER = "desc: Trigger: Client Request: "
 
 @dataclass(frozen=True)
 class Profile:
-    """Instructions: all of them, and by caller and callee those of the calls."""
+    """Instructions: all of them, and by function those of its calls."""
 
     total: int
-    calls: Counter[tuple[str, str]]
+    calls: Counter[str]
 
-    def inclusive(self, callee: str, caller: str = "") -> int:
-        """Return what the calls of *callee* cost, or those by *caller* alone.
+    def inclusive(self, callee: str) -> int:
+        """Return what the calls of *callee* cost, by its name up to its parameters, or further.
 
-        Both are names up to their parameters, or further. Raises KeyError if no call was counted.
+        Raises KeyError if no call was counted.
         """
-        found = [
-            count for (by, to), count in self.calls.items() if to.startswith(callee) and by.startswith(caller) and count
-        ]
+        found = [count for to, count in self.calls.items() if to.startswith(callee) and count]
         if not found:
             raise KeyError(f"no call of {callee} was counted: was it renamed or inlined?")
         return sum(found)
@@ -56,21 +54,19 @@ def read_profiles(folder: Path) -> dict[str, Profile]:
 
 def _parse(lines: list[str]) -> Profile:
     names: dict[str, str] = {}
-    calls: Counter[tuple[str, str]] = Counter()
+    calls: Counter[str] = Counter()
     total = 0
-    function = callee = ""  # a callee is named before the cost of its calls, and not otherwise
+    callee = ""  # it is named before the cost of its calls, and not otherwise
     for line in lines:
         if match := _NAME.match(line):
             kind, number, name = match.groups()
             if name is not None:
                 names[number] = name
-            if kind == "fn":
-                function = names[number]
-            else:
+            if kind == "cfn":
                 callee = names[number]
         elif match := _COST.match(line):
             if callee:
-                calls[function, callee] += int(match.group(1))
+                calls[callee] += int(match.group(1))
                 callee = ""
             else:
                 total += int(match.group(1))

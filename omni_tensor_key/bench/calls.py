@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,8 +153,8 @@ def _arguments(name: str, prompt: Prompt) -> dict[str, Any]:
     return prompt.lists if name in (LIST_PATH, OURS_LISTS) else prompt.tensors
 
 
-def cached(module: Any, entries: int) -> tuple[Any, Any]:
+def cached(module: Any, entries: int, make: Callable[[], Any] = Pipeline) -> tuple[Any, Any]:
     """Return the ``encode_prompt`` of a new pipeline, and the cache of *module* it is behind; no module: no cache."""
-    pipeline = Pipeline()
+    pipeline = make()
     cache = module and module.install_prompt_embed_cache(pipeline, max_size=entries, model_tag=TAG)
     return pipeline.encode_prompt, cache

@@ -18,6 +18,8 @@ LENGTHS = (16, 64, 256, 1024, 4096, 16_384)
 BATCHES = (1, 4, 16, 64)  # 64 x 1,024 IDs are 512 KiB; 64 x 16,384 would be over the default limit of 1 MiB a tensor
 ENTRIES = (1, 100, 10_000)
 MEMORY_LENGTHS = (64, 1024, 16_384)
+_NOT_COUNTED = 4  # keys
+_COMPARED = 128 << 10  # bytes that are compared in one go
 
 
 @dataclass
@@ -128,12 +130,13 @@ def _memory(contenders: Contenders, name: str, length: int, count: int) -> tuple
         key = eval(code, dict(contender.names))
         return key, tracemalloc.get_traced_memory()[1] - start
 
-    keys: list[Any] = [None] * count
+    # The first ones, which are not counted, may get memory that was kept when earlier keys were dropped.
+    keys: list[Any] = [make(seed)[0] for seed in range(_NOT_COUNTED)] + [None] * count
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
         peak = 0
-        for seed in range(count):
+        for seed in range(_NOT_COUNTED, len(keys)):
             keys[seed], peak = make(seed)
         held = (tracemalloc.get_traced_memory()[0] - before) / count
     finally:
@@ -170,7 +173,17 @@ def equality_table(effort: Effort) -> Table:
     for count in counts.values():
         ids = make_prompt(1, count).ids
         data = random.Random(0).randbytes(ids.nbytes)
-        pairs = {"TensorKey": (tensor_key(ids), tensor_key(ids)), "bytes": (data, bytes(bytearray(data)))}
-        table.add(compete({name: Contender("a == b", {"a": a, "b": b}) for name, (a, b) in pairs.items()}, effort))
+        pairs = min(100, max(2, _COMPARED // ids.nbytes))
+        # Keys that were found equal know it, so each one is compared once.
+        contenders = {
+            "TensorKey": _compared("tensor_key(ids)", {"tensor_key": tensor_key, "ids": ids}, pairs),
+            "bytes": _compared("bytes(bytearray(data))", {"data": data}, pairs),
+        }
+        table.add(compete(contenders, effort))
     table.notes.append("For the target, memcmp is 'bytes' less its column of 8 B; the key's figure is as measured.")
     return table
+
+
+def _compared(make: str, names: dict[str, Any], pairs: int) -> Contender:
+    setup = f"one, others = {make}, [{make} for _ in range({pairs})]"
+    return Contender("for other in others: one == other", names, pairs, setup)

@@ -14,11 +14,14 @@ import torch
 from .calls import Contenders, cached, make_prompt
 from .tables import HEADLINE, Table
 from .timing import Contender, Effort, Sample, compete
+from .upstream import ObjectDefaultPipeline, Pipeline
 
 INACTIVE = "without the extension"
 ACTIVE = "with the extension"
 BOTH = "both"
 ELAPSED = "elapsed"
+
+_OBJECT_DEFAULT = "a string, a parameter's default an object (hit)"
 
 # Torch first, as in every process of vLLM-Omni. Not in forks of one process: there, copied pages would be timed too.
 _PROBE = """
@@ -50,6 +53,7 @@ def tax_table(contenders: Contenders, effort: Effort) -> Table:
     embeds = torch.zeros(1, HEADLINE, 64)
     calls: dict[str, dict[str, Any]] = {
         "a string (hit)": {"prompt_ids": "a photograph of an astronaut riding a horse"},
+        _OBJECT_DEFAULT: {"prompt_ids": "a photograph of an astronaut riding a horse"},
         f"lists of {HEADLINE:,} tokens (hit)": prompt.lists,
         "a float tensor (bypass)": {"prompt_ids": prompt.ids, "attention_mask": embeds},
         "a picture-like object (bypass)": {"prompt_ids": "a photograph", "attention_mask": _PictureLike()},
@@ -57,14 +61,15 @@ def tax_table(contenders: Contenders, effort: Effort) -> Table:
     }
     table = Table("tax", "Wrapped calls that the extension does nothing for", "µs", "call", [INACTIVE, ACTIVE])
     for name, arguments in calls.items():
+        make = ObjectDefaultPipeline if name == _OBJECT_DEFAULT else Pipeline
         modules = {INACTIVE: contenders.plain, ACTIVE: contenders.active}
-        samples = compete({state: _call(module, arguments) for state, module in modules.items()}, effort)
+        samples = compete({state: _call(module, make, arguments) for state, module in modules.items()}, effort)
         table.rows[name] = [samples[INACTIVE], samples[ACTIVE]]
     return table
 
 
-def _call(module: Any, arguments: dict[str, Any]) -> Contender:
-    return Contender("encode(**arguments)", {"encode": cached(module, 1)[0], "arguments": arguments})
+def _call(module: Any, make: type[Pipeline], arguments: dict[str, Any]) -> Contender:
+    return Contender("encode(**arguments)", {"encode": cached(module, 1, make)[0], "arguments": arguments})
 
 
 def activation_table(processes: int) -> Table:
