@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -74,6 +75,39 @@ def test_a_finalizer_that_asks_while_another_thread_deactivates(ask: Any) -> Non
         thread.join(30)
         assert not thread.is_alive()
     assert not omni_tensor_key.is_active()
+
+
+def test_a_log_handler_that_waits_for_another_thread() -> None:
+    """It may wait for one that installs a cache, so whoever logs must not hold what that waits for."""
+    waiting: list[str] = []
+    logger = logging.getLogger("vllm_omni.omni_tensor_key")
+
+    class Waiting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if threading.current_thread() is threading.main_thread():
+                other = threading.Thread(target=installed, daemon=True)
+                other.start()
+                other.join(30)
+                assert not other.is_alive(), record.getMessage()
+                waiting.append(record.getMessage())
+
+    handler, before = Waiting(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        omni_tensor_key.activate()
+        pipeline, earlier = installed()
+        pipeline.encode_prompt(*CALLS["lists"])
+        upstream.uninstall_prompt_embed_cache(pipeline)
+        installed(pipeline)
+        assert earlier.stats()["size"] == 0  # emptied when the second one came
+        pipeline.encode_prompt(*CALLS["lists"])
+        pipeline.text_encoder.load_state_dict(pipeline.text_encoder.state_dict())
+        omni_tensor_key.deactivate()
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    assert any("load_state_dict" in text for text in waiting)
 
 
 def test_other_threads_do_not_notice_the_switch() -> None:
