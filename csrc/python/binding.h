@@ -20,7 +20,7 @@ class BindingPlan {
   // The plan in what compile() returned, alive as long as that is; null for None.
   static const BindingPlan* from(const Ref& compiled);
 
-  // Whether all defaults are plain values. Others may lead to a pipeline: who keeps the plan keeps that alive.
+  // Whether all defaults are constants. Others may lead to a pipeline: who keeps the plan keeps that alive.
   bool may_be_kept() const { return may_be_kept_; }
 
   // Whether this is a call as Python makes them, a tuple and a dict of str, and gives no positional-only parameter by
@@ -36,7 +36,7 @@ class BindingPlan {
   struct Parameter {
     Ref name;
     Ref default_value;  // null: none
-    Ref default_item;   // the default's finished (name, value); null: none, or it can change from call to call
+    Ref default_item;   // the default's finished (name, value), in a plan that may be kept; otherwise null
     bool keyword;       // can be given by name
     bool precomputed;   // not None: the caller brings embeddings, and the call bypasses
   };
@@ -47,12 +47,14 @@ class BindingPlan {
   // Whether there is a parameter that can be given by this name, and where.
   bool find(PyObject* name, size_t& index) const;
   bool add_parameter(BuilderObject* builder, PyObject* parameter);
+  bool hash_defaults(BuilderObject* builder);
   void sort_by_name();
 
   Ref no_name_;  // "": no one argument is to blame
   std::vector<Parameter> parameters_;
   std::vector<size_t> by_name_;
   bool may_be_kept_ = true;
+  long last_kind_ = 0;
   size_t positional_count_ = 0;
   size_t positional_only_count_ = 0;
   std::optional<size_t> var_positional_;  // *args

@@ -55,37 +55,24 @@ bool find_inspect() {
   return true;
 }
 
-// Containers in containers, as deep as a default may have them.
-constexpr int kMaxDepth = 8;
+// How many values a default may consist of to be looked through: it may refer to one tuple many times over.
+constexpr int kMaxValues = 64;
 
-// Whether the object is a scalar, a constant of torch's, or a tuple of such; with `may_change`, in lists and dicts too.
-// It does not lead to a pipeline, or not yet: what a default is changed to lives as long as its function anyway.
-bool is_plain(PyObject* object, bool may_change, int depth = kMaxDepth) {
+// Whether neither the object nor what it refers to can change. It does not lead to a pipeline either.
+bool is_constant(PyObject* object, int& values_left) {
+  if (--values_left < 0) return false;
   if (is_exact_scalar(object) || is_torch_constant(object)) return true;
-  if (depth == 0) return false;
-  const auto plain = [may_change, depth](PyObject* item) { return is_plain(item, may_change, depth - 1); };
-  const PyTypeObject* type = Py_TYPE(object);
-  if (type == &PyTuple_Type) {
-    const Py_ssize_t size = PyTuple_Size(object);
-    for (Py_ssize_t i = 0; i < size; ++i) {
-      if (!plain(PyTuple_GetItem(object, i))) return false;
-    }
-    return true;
-  }
-  if (type == &PyList_Type && may_change) {
-    const Py_ssize_t size = PyList_Size(object);
-    for (Py_ssize_t i = 0; i < size; ++i) {
-      if (!plain(PyList_GetItem(object, i))) return false;
-    }
-    return true;
-  }
-  if (type != &PyDict_Type || !may_change) return false;
-  Py_ssize_t position = 0;
-  PyObject *key, *value;
-  while (PyDict_Next(object, &position, &key, &value) != 0) {
-    if (!plain(key) || !plain(value)) return false;
+  if (Py_TYPE(object) != &PyTuple_Type) return false;
+  const Py_ssize_t size = PyTuple_Size(object);
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    if (!is_constant(PyTuple_GetItem(object, i), values_left)) return false;
   }
   return true;
+}
+
+bool is_constant(PyObject* object) {
+  int values_left = kMaxValues;
+  return is_constant(object, values_left);
 }
 
 }  // namespace
@@ -98,6 +85,9 @@ Ref BindingPlan::compile(BuilderObject* builder, PyObject* signature) {
   if (size < 0 || static_cast<size_t>(size) > kMaxParameters) return not_ordinary();
   const Ref values = Ref::steal(PyMapping_Values(mapping.get()));
   if (!values) return Ref();
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    if (Py_TYPE(PyList_GetItem(values.get(), i)) != inspect.parameter) return not_ordinary();
+  }
   auto plan = std::make_unique<BindingPlan>();
   plan->no_name_ = Ref::steal(PyUnicode_InternFromString(""));
   if (!plan->no_name_) return Ref();
@@ -105,6 +95,7 @@ Ref BindingPlan::compile(BuilderObject* builder, PyObject* signature) {
   for (Py_ssize_t i = 0; i < size; ++i) {
     if (!plan->add_parameter(builder, PyList_GetItem(values.get(), i))) return not_ordinary();
   }
+  if (plan->may_be_kept_ && !plan->hash_defaults(builder)) return not_ordinary();
   plan->sort_by_name();
   const auto free_plan = [](PyObject* capsule) {
     delete static_cast<BindingPlan*>(PyCapsule_GetPointer(capsule, kCapsuleName));
@@ -120,13 +111,15 @@ const BindingPlan* BindingPlan::from(const Ref& compiled) {
 }
 
 bool BindingPlan::add_parameter(BuilderObject* builder, PyObject* parameter) {
-  if (Py_TYPE(parameter) != inspect.parameter) return false;
   Ref name = Ref::steal(PyObject_GetAttr(parameter, inspect.name));
   Ref default_value = Ref::steal(PyObject_GetAttr(parameter, inspect.default_value));
   const Ref kind_value = Ref::steal(PyObject_GetAttr(parameter, inspect.kind));
   if (!name || !default_value || !kind_value || Py_TYPE(name.get()) != &PyUnicode_Type) return false;
   const long kind = PyLong_AsLong(kind_value.get());
-  if (kind < kPositionalOnly || kind > kVarKeyword) return false;
+  // inspect sees to the order, unless it is told not to.
+  const bool is_variadic = kind == kVarPositional || kind == kVarKeyword;
+  if (kind < last_kind_ || (is_variadic && kind == last_kind_) || kind > kVarKeyword) return false;
+  last_kind_ = kind;
   if (default_value.get() == inspect.empty) default_value = Ref();
   // Where it is not given, apply_defaults() has an empty tuple or dict. Nobody else gets to see these.
   if (kind == kVarPositional) default_value = Ref::steal(PyTuple_New(0));
@@ -135,28 +128,31 @@ bool BindingPlan::add_parameter(BuilderObject* builder, PyObject* parameter) {
   const int precomputed = PySequence_Contains(builder->precomputed, name.get());
   if (precomputed < 0) return false;
 
-  Parameter added{};
-  if (default_value) {
-    may_be_kept_ &= is_plain(default_value.get(), true);
-    if (kind == kVarKeyword || is_plain(default_value.get(), false)) {
-      const Ref value = is_exact_scalar(default_value.get())
-                            ? Ref::borrow(default_value.get())
-                            : Ref::steal(PyObject_CallFunctionObjArgs(builder->hashable, default_value.get(), nullptr));
-      if (!value || value.get() == builder->not_hashable) return false;
-      added.default_item = Ref::steal(PyTuple_Pack(2, name.get(), value.get()));
-      if (!added.default_item) return false;
-    }
-    added.default_value = std::move(default_value);
-  }
-  added.name = std::move(name);
-  added.keyword = kind == kPositionalOrKeyword || kind == kKeywordOnly;
-  added.precomputed = precomputed == 1;
-  // inspect puts the positional parameters first.
+  if (default_value && !is_variadic) may_be_kept_ = may_be_kept_ && is_constant(default_value.get());
   if (kind == kPositionalOnly || kind == kPositionalOrKeyword) positional_count_ = parameters_.size() + 1;
   if (kind == kPositionalOnly) positional_only_count_ = parameters_.size() + 1;
   if (kind == kVarPositional) var_positional_ = parameters_.size();
   if (kind == kVarKeyword) var_keyword_ = parameters_.size();
+  Parameter added{};
+  added.name = std::move(name);
+  added.default_value = std::move(default_value);
+  added.keyword = kind == kPositionalOrKeyword || kind == kKeywordOnly;
+  added.precomputed = precomputed == 1;
   parameters_.push_back(std::move(added));
+  return true;
+}
+
+bool BindingPlan::hash_defaults(BuilderObject* builder) {
+  for (Parameter& parameter : parameters_) {
+    PyObject* value = parameter.default_value.get();
+    if (value == nullptr) continue;
+    const Ref hashed = is_exact_scalar(value)
+                           ? Ref::borrow(value)
+                           : Ref::steal(PyObject_CallFunctionObjArgs(builder->hashable, value, nullptr));
+    if (!hashed || hashed.get() == builder->not_hashable) return false;
+    parameter.default_item = Ref::steal(PyTuple_Pack(2, parameter.name.get(), hashed.get()));
+    if (!parameter.default_item) return false;
+  }
   return true;
 }
 
