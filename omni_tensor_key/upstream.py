@@ -44,6 +44,7 @@ class CacheDoor(Patches):
         self._orphans: weakref.WeakSet[Any] = weakref.WeakSet()
         self._attaching = threading.RLock()  # a finalizer that runs meanwhile may install a cache too
         self._closed = False
+        self._install: Any = self  # what is in the place of upstream's, once it is
         self._fingerprints = Fingerprints() if settings().debug else None
         self.builder = backend.KeyBuilder(
             upstream._hashable,
@@ -63,7 +64,7 @@ class CacheDoor(Patches):
 
     def _replace_all(self, module: Any) -> None:
         install = module.install_prompt_embed_cache
-        watched_install = self._watched_install(install)
+        self._install = watched_install = self._watched_install(install)
         self.replace(self._cache_class, "get", self._guarded_get(self._cache_class.get))
         self.replace(self._cache_class, "put", self._guarded_put(self._cache_class.put))
         self.replace(module, "install_prompt_embed_cache", watched_install)
@@ -215,6 +216,13 @@ class CacheDoor(Patches):
         found = [(watch.name, getattr(watch.pipeline, "_prompt_embed_cache", None)) for watch in self.watches()]
         return [(name, {**cache.stats(), **mine}) for name, cache in found if cache is not None]
 
+    def _put_back_imported(self) -> None:
+        """Put upstream's function back where it was imported by name while another was in its place."""
+        for importer in filter(None, map(sys.modules.get, _IMPORTERS)):
+            names: Any = vars(importer)
+            if names.get("install_prompt_embed_cache") is self._install:
+                names["install_prompt_embed_cache"] = self._install.__wrapped__
+
     def abandon(self) -> None:
         """Put upstream's own attributes back and stop watching.
 
@@ -227,6 +235,7 @@ class CacheDoor(Patches):
         with contextlib.ExitStack() as steps:  # the last one first, and all of them, whatever one raises
             for watch in watches:
                 steps.callback(self._unwatch, watch)
+            steps.callback(self._put_back_imported)
             steps.callback(super().abandon)
             # After the entries are gone: keys that cease to be equal in the middle of a lookup would make it fail.
             steps.callback(self.builder.close)

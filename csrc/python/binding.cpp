@@ -158,10 +158,16 @@ Ref BindingPlans::find(BuilderObject* builder, PyObject* signature) {
   }
   Ref plan = BindingPlan::compile(builder, signature);
   if (!plan || plan.get() == Py_None || !BindingPlan::from(plan)->may_be_kept()) return plan;
+  if (builder->era->is_over()) return plan;
   std::vector<Entry> dropped;  // freed after the vector is whole again: a destructor may run Python code
   if (entries_.size() >= kMaxPlans) dropped.swap(entries_);
   entries_.push_back({Ref::borrow(signature), Ref::borrow(plan.get())});
   return plan;
+}
+
+void BindingPlans::clear() {
+  std::vector<Entry> dropped;  // as above
+  dropped.swap(entries_);
 }
 
 }  // namespace otk::py

@@ -67,6 +67,8 @@ class BindingPlans {
   // What BindingPlan::compile() returns for the signature.
   Ref find(BuilderObject* builder, PyObject* signature);
 
+  void clear();
+
  private:
   struct Entry {
     Ref signature;  // alive, so that no other object can have its address

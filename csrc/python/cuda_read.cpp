@@ -79,7 +79,8 @@ bool keep_trusted(const std::vector<PendingKey*>& items) {
   for (size_t i = 0; trusted && i < items.size(); ++i) {
     if (!ask_trust(*items[i], trusted)) return false;
   }
-  for (PendingKey* item : items) item->object()->sealed &= trusted;
+  if (trusted) return true;
+  for (PendingKey* item : items) unseal(item->object());
   return true;
 }
 

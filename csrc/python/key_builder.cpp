@@ -160,6 +160,7 @@ void builder_dealloc(PyObject* self) {
 
 PyObject* close(PyObject* self, PyObject*) {
   as_builder(self)->era->end();
+  as_builder(self)->plans->clear();
   return new_reference(Py_None);
 }
 

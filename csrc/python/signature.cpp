@@ -81,10 +81,9 @@ Ref BindingPlan::compile(BuilderObject* builder, PyObject* signature) {
   const auto not_ordinary = [] { return PyErr_Occurred() == nullptr ? Ref::borrow(Py_None) : Ref(); };
   if (!find_inspect() || Py_TYPE(signature) != inspect.signature) return not_ordinary();
   const Ref mapping = Ref::steal(PyObject_GetAttr(signature, inspect.parameters));
-  const Py_ssize_t size = mapping ? PyMapping_Size(mapping.get()) : -1;
+  const Ref values = mapping ? Ref::steal(PyMapping_Values(mapping.get())) : Ref();
+  const Py_ssize_t size = values ? PyList_Size(values.get()) : -1;
   if (size < 0 || static_cast<size_t>(size) > kMaxParameters) return not_ordinary();
-  const Ref values = Ref::steal(PyMapping_Values(mapping.get()));
-  if (!values) return Ref();
   for (Py_ssize_t i = 0; i < size; ++i) {
     if (Py_TYPE(PyList_GetItem(values.get(), i)) != inspect.parameter) return not_ordinary();
   }
@@ -116,6 +115,7 @@ bool BindingPlan::add_parameter(BuilderObject* builder, PyObject* parameter) {
   const Ref kind_value = Ref::steal(PyObject_GetAttr(parameter, inspect.kind));
   if (!name || !default_value || !kind_value || Py_TYPE(name.get()) != &PyUnicode_Type) return false;
   const long kind = PyLong_AsLong(kind_value.get());
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();  // not one of inspect's kinds
   // inspect sees to the order, unless it is told not to.
   const bool is_variadic = kind == kVarPositional || kind == kVarKeyword;
   if (kind < last_kind_ || (is_variadic && kind == last_kind_) || kind > kVarKeyword) return false;

@@ -72,6 +72,9 @@ bool describes(KeyObject* key, const TensorView& view);
 // Whether the key's device is that of the view.
 bool on_device_of(const KeyObject* key, const TensorView& view);
 
+// Takes back that the content is set: it is not what the tensor has.
+void unseal(KeyObject* key);
+
 // Computes digest and hash from the content. Touches no Python state: it may run without the GIL.
 void seal(KeyObject* key);
 

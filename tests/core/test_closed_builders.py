@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from typing import Any
 
 import pytest
@@ -66,3 +68,13 @@ def test_a_builder_that_is_closed_while_it_makes_a_key() -> None:
     _, (key, closed) = builder.hashable([IDS, object()])
     assert closed == "closed"
     assert key != tensor_key(IDS)
+
+
+def test_nothing_is_kept_for_calls_that_will_not_come() -> None:
+    signature = inspect.Signature([inspect.Parameter("prompt", inspect.Parameter.KEYWORD_ONLY)])
+    before = sys.getrefcount(signature)
+    builder = make_builder(_core)
+    assert builder.build_key(signature, "tag", (), {"prompt": "a"}) == ("tag", (("prompt", "a"),))
+    assert sys.getrefcount(signature) > before
+    builder.close()
+    assert sys.getrefcount(signature) == before

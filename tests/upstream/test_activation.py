@@ -219,6 +219,30 @@ def test_who_holds_our_functions_gets_upstreams_keys_after_deactivation() -> Non
     assert build_key(signature, "tag", args=([1],), kwargs={}) == upstream._build_key(signature, "tag", ([1],), {})
 
 
+def test_what_was_imported_by_name_is_upstreams_again_after_deactivation(fresh: FreshProcesses) -> None:
+    fresh.check(
+        f"""
+import gc, sys
+import omni_tensor_key
+from omni_tensor_key import upstream as ours
+
+omni_tensor_key.activate()
+import {upstream.__name__} as module
+import vllm_omni.diffusion.cache as package
+assert package.install_prompt_embed_cache is module.install_prompt_embed_cache
+assert package.install_prompt_embed_cache.__wrapped__.__module__ == module.__name__
+omni_tensor_key.deactivate()
+assert package.install_prompt_embed_cache is module.install_prompt_embed_cache
+assert not hasattr(package.install_prompt_embed_cache, "__wrapped__")
+gc.collect()
+assert not [door for door in gc.get_objects() if isinstance(door, ours.CacheDoor)]
+omni_tensor_key.activate()
+assert package.install_prompt_embed_cache is module.install_prompt_embed_cache
+assert omni_tensor_key.is_active()
+"""
+    )
+
+
 def test_activated_while_another_thread_imports_the_module(fresh: FreshProcesses) -> None:
     fresh.check(
         f"""

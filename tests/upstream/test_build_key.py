@@ -294,6 +294,35 @@ def test_parameters_in_an_order_that_inspect_does_not_check(active: Any) -> None
         assert given == {"own": 1}
 
 
+class Parameters(dict[str, Any]):
+    """Not the mapping that a signature has, unless somebody puts it there."""
+
+    def __init__(self, length: int, listed: int, **items: Any) -> None:
+        super().__init__(items)
+        self.length, self.listed = length, listed
+
+    def __len__(self) -> int:
+        return self.length
+
+    def values(self) -> Any:
+        return list(super().values())[: self.listed]
+
+
+@pytest.mark.parametrize(("length", "listed"), [(2, 2), (2, 0), (0, 2), (70, 2)])
+def test_parameters_that_somebody_has_replaced(active: Any, length: int, listed: int) -> None:
+    signature = Signature()
+    items = {"a": Parameter("a", 1), "b": Parameter("b", 1, default=2)}
+    signature._parameters = Parameters(length, listed, **items)  # type: ignore[attr-defined]
+    agree(active, signature, ("x",), {})
+
+
+@pytest.mark.parametrize("kind", ["a", 1.0, 2**70, -1, 5])
+def test_a_kind_that_is_none_of_inspects(active: Any, kind: Any) -> None:
+    parameter = Parameter("a", 1)
+    parameter._kind = kind  # type: ignore[attr-defined]
+    agree(active, Signature([parameter], __validate_parameters__=False), ("x",), {})
+
+
 def test_subclasses_of_inspects_types(active: Any) -> None:
     class Mine(Parameter):
         pass
