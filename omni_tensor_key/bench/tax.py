@@ -14,14 +14,16 @@ import torch
 from .calls import Contenders, cached, make_prompt
 from .tables import HEADLINE, Table
 from .timing import Contender, Effort, Sample, compete
-from .upstream import ObjectDefaultPipeline, Pipeline
+from .upstream import ObjectDefaultPipeline, OneParameterPipeline, Pipeline
 
 INACTIVE = "without the extension"
 ACTIVE = "with the extension"
 BOTH = "both"
 ELAPSED = "elapsed"
 
+_ONE_PARAMETER = "a string, the only parameter (hit)"
 _OBJECT_DEFAULT = "a string, a parameter's default an object (hit)"
+_PIPELINES = {_ONE_PARAMETER: OneParameterPipeline, _OBJECT_DEFAULT: ObjectDefaultPipeline}
 
 # Torch first, as in every process of vLLM-Omni. Not in forks of one process: there, copied pages would be timed too.
 _PROBE = """
@@ -50,10 +52,12 @@ class _PictureLike:
 def tax_table(contenders: Contenders, effort: Effort) -> Table:
     """Time calls that the extension does nothing for, with and without it."""
     prompt = make_prompt(1, HEADLINE)
+    text = {"prompt_ids": "a photograph of an astronaut riding a horse"}
     embeds = torch.zeros(1, HEADLINE, 64)
     calls: dict[str, dict[str, Any]] = {
-        "a string (hit)": {"prompt_ids": "a photograph of an astronaut riding a horse"},
-        _OBJECT_DEFAULT: {"prompt_ids": "a photograph of an astronaut riding a horse"},
+        "a string (hit)": text,
+        _ONE_PARAMETER: text,
+        _OBJECT_DEFAULT: text,
         f"lists of {HEADLINE:,} tokens (hit)": prompt.lists,
         "a float tensor (bypass)": {"prompt_ids": prompt.ids, "attention_mask": embeds},
         "a picture-like object (bypass)": {"prompt_ids": "a photograph", "attention_mask": _PictureLike()},
@@ -61,7 +65,7 @@ def tax_table(contenders: Contenders, effort: Effort) -> Table:
     }
     table = Table("tax", "Wrapped calls that the extension does nothing for", "µs", "call", [INACTIVE, ACTIVE])
     for name, arguments in calls.items():
-        make = ObjectDefaultPipeline if name == _OBJECT_DEFAULT else Pipeline
+        make = _PIPELINES.get(name, Pipeline)
         modules = {INACTIVE: contenders.plain, ACTIVE: contenders.active}
         samples = compete({state: _call(module, make, arguments) for state, module in modules.items()}, effort)
         table.rows[name] = [samples[INACTIVE], samples[ACTIVE]]
