@@ -154,7 +154,7 @@ def measure_all(device: str, floors: dict[str, Timed]) -> dict[str, dict[str, fl
 
 
 def targets(results: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
-    """What issue and design ask for, at [1, 1024] int64."""
+    """The targets of docs/performance.md, at [1, 1024] int64."""
     row = results[TYPICAL]
     lowest = row.get("floor", row["floor through torch"])
     key = row["ours, CUDA unit"]

@@ -58,7 +58,7 @@ def bench(
     chart: Annotated[str | None, typer.Option(help="Also draw PREFIX.svg and PREFIX.png.", metavar="PREFIX")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Take seconds, for a test: no figures to rely on.")] = False,
 ) -> None:
-    """Measure what a key, a hit, a miss and a bypass cost on this machine, on one core; a few minutes.
+    """Measure what a key, a hit, a miss and a bypass cost on this machine, on one core; about a minute.
 
     The exit code is 2 if there is no prompt cache to measure.
     """

@@ -13,8 +13,9 @@ namespace otk::py {
 // check for precomputed embeddings and the walk in name order, as upstream's _build_key does them.
 class BindingPlan {
  public:
-  // None for a signature that is not ordinary: more than kMaxParameters, or not made of inspect's own types. Otherwise
-  // a capsule: Python counts who still uses the plan. Null with an error if the signature cannot be read.
+  // None for a signature that is not ordinary: more than kMaxParameters, not made of inspect's own types, or not in the
+  // order that inspect wants. Otherwise a capsule: Python counts who still uses the plan. Null with an error if the
+  // signature cannot be read.
   static Ref compile(BuilderObject* builder, PyObject* signature);
 
   // The plan in what compile() returned, alive as long as that is; null for None.

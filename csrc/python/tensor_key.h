@@ -62,8 +62,8 @@ static_assert(sizeof(KeyObject) % alignof(int64_t) == 0 && sizeof(KeyObject) <= 
 extern PyTypeObject* tensor_key_type;
 bool make_tensor_key_type();
 
-// A key of the view's shape, dtype and device whose content is not set yet. Until it is sealed, comparing, hashing or
-// reading it raises. The era may be null. New reference, or null with an error.
+// A key of the view's shape, dtype and device whose content is not set yet. Until it is sealed, comparing it, hashing
+// it or reading its digest raises. The era may be null. New reference, or null with an error.
 KeyObject* new_key(const TensorView& view, Era* era);
 
 // Whether the key's shape, dtype and size are those of the view.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .calls import BARE, BYPASS, BYTES, LIST_PATH, OURS, OURS_LISTS, TOLIST
+from .calls import BYPASS, BYTES, LIST_PATH, OURS, OURS_LISTS, TOLIST
 from .tables import Table
 
 # Colours that differ in print and for the colour-blind (Okabe and Ito); dashes for what is not a key of content.
@@ -20,7 +20,7 @@ _COLOURS = {
     OURS_LISTS: "#000000",
     OURS: "#009E73",
 }
-_DASHED = (BYPASS, BARE)
+_DASHED = (BYPASS,)
 
 
 def draw(tables: dict[str, Table], prefix: str) -> list[Path]:

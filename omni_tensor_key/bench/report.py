@@ -25,7 +25,8 @@ _SCALES = {"ns": 1.0, "µs": 1e3, "ms": 1e6}  # a Sample of time is in nanosecon
 _PACKAGES = ("omni-tensor-key", "vllm-omni", "torch", "numpy", "xxhash", "blake3")
 
 LIMITS = (
-    "One process on one core, torch on one thread, the garbage collector off: no contention, no collections.",
+    "One process on one core, torch on one thread, the garbage collector off: no contention, no collections. The "
+    "plugin's import alone is timed in processes of its own.",
     "The same few tensors over and over, so the content comes from the CPU's caches; a rollout's comes from memory.",
     "CPU tensors only, contiguous, int64. The encoder costs nothing: whole calls show what the cache itself costs.",
     "The plain patches take only tensors that are on the CPU and contiguous; a patch for real callers costs more.",

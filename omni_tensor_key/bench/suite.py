@@ -34,7 +34,8 @@ _QUICK_LENGTHS = (16, 256, HEADLINE)
 def run(console: Console, *, quick: bool = False, json_file: Path | None = None, chart: str | None = None) -> None:
     """Measure, print the tables, and write JSON and the chart where asked to.
 
-    Raises CannotMeasure where there is no prompt-embedding cache, or none that this package knows.
+    Raises CannotMeasure where there is no prompt-embedding cache or none that this package knows, and where a contender
+    does not key or hit as it should.
     """
     report = measure(console, quick=quick)
     report.print(console)

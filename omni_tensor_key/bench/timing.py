@@ -15,7 +15,7 @@ import torch
 
 @dataclass(frozen=True)
 class Sample:
-    """Nanoseconds of one execution: the least and the median of all repeats."""
+    """Nanoseconds of one execution, or bytes: the least and the median of all repeats."""
 
     least: float
     median: float
@@ -40,7 +40,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: `repeats` of about `seconds` each, for every contender."""
+    """How long to measure: `repeats` of about `seconds` each, for every contender without a setup."""
 
     repeats: int
     seconds: float
