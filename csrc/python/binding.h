@@ -47,7 +47,8 @@ class BindingPlan {
   const Parameter* precomputed_argument(const Slots& bound) const;
   // Whether there is a parameter that can be given by this name, and where.
   bool find(PyObject* name, size_t& index) const;
-  bool add_parameter(BuilderObject* builder, PyObject* parameter);
+  // The kind of the parameter before, in inspect's numbers, becomes that of this one.
+  bool add_parameter(BuilderObject* builder, PyObject* parameter, long& last_kind);
   bool hash_defaults(BuilderObject* builder);
   void sort_by_name();
 
@@ -55,7 +56,6 @@ class BindingPlan {
   std::vector<Parameter> parameters_;
   std::vector<size_t> by_name_;
   bool may_be_kept_ = true;
-  long last_kind_ = 0;
   size_t positional_count_ = 0;
   size_t positional_only_count_ = 0;
   std::optional<size_t> var_positional_;  // *args

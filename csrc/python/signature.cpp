@@ -91,8 +91,9 @@ Ref BindingPlan::compile(BuilderObject* builder, PyObject* signature) {
   plan->no_name_ = Ref::steal(PyUnicode_InternFromString(""));
   if (!plan->no_name_) return Ref();
   plan->parameters_.reserve(static_cast<size_t>(size));
+  long last_kind = kPositionalOnly;
   for (Py_ssize_t i = 0; i < size; ++i) {
-    if (!plan->add_parameter(builder, PyList_GetItem(values.get(), i))) return not_ordinary();
+    if (!plan->add_parameter(builder, PyList_GetItem(values.get(), i), last_kind)) return not_ordinary();
   }
   if (plan->may_be_kept_ && !plan->hash_defaults(builder)) return not_ordinary();
   plan->sort_by_name();
@@ -109,7 +110,7 @@ const BindingPlan* BindingPlan::from(const Ref& compiled) {
   return static_cast<const BindingPlan*>(PyCapsule_GetPointer(compiled.get(), kCapsuleName));
 }
 
-bool BindingPlan::add_parameter(BuilderObject* builder, PyObject* parameter) {
+bool BindingPlan::add_parameter(BuilderObject* builder, PyObject* parameter, long& last_kind) {
   Ref name = Ref::steal(PyObject_GetAttr(parameter, inspect.name));
   Ref default_value = Ref::steal(PyObject_GetAttr(parameter, inspect.default_value));
   const Ref kind_value = Ref::steal(PyObject_GetAttr(parameter, inspect.kind));
@@ -118,8 +119,8 @@ bool BindingPlan::add_parameter(BuilderObject* builder, PyObject* parameter) {
   if (PyErr_Occurred() != nullptr) PyErr_Clear();  // not one of inspect's kinds
   // inspect sees to the order, unless it is told not to.
   const bool is_variadic = kind == kVarPositional || kind == kVarKeyword;
-  if (kind < last_kind_ || (is_variadic && kind == last_kind_) || kind > kVarKeyword) return false;
-  last_kind_ = kind;
+  if (kind < last_kind || (is_variadic && kind == last_kind) || kind > kVarKeyword) return false;
+  last_kind = kind;
   if (default_value.get() == inspect.empty) default_value = Ref();
   // Where it is not given, apply_defaults() has an empty tuple or dict. Nobody else gets to see these.
   if (kind == kVarPositional) default_value = Ref::steal(PyTuple_New(0));

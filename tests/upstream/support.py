@@ -79,6 +79,13 @@ def outcome(function: Callable[..., Any], *args: Any) -> tuple[str, Any]:
     return ("refuses", None) if refused else ("returns", value)
 
 
+def agree(active: Any, signature: Any, args: Any, kwargs: Any, tag: Any = "tag") -> None:
+    expected = outcome(pristine()._build_key, signature, tag, args, kwargs)
+    for _ in range(2):  # a signature's plan is made at its first call
+        got = outcome(active._build_key, signature, tag, args, kwargs)
+        assert same(got, expected), f"{signature} called with {args} {kwargs}: {got!r}, but upstream: {expected!r}"
+
+
 def tensor_keys_in(key: Any) -> list[TensorKey]:
     """The tensor keys in a key, in order."""
     if type(key) is tuple:
