@@ -11,15 +11,22 @@ import hashlib
 import inspect
 import logging
 import types
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .errors import ContractMismatch
+from ..errors import ContractMismatch
 
 # What the native binding and walk were written after: the source of _hashable and _build_key in 0.22 to 0.30.
 _KNOWN_RULES = {"96b3384528fac3bbbf427f0e99b7dbb0903ddc638385d956564f1bf6ec9116dc"}
+
+
+def _key_of_5195(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What _hashable makes of int64 and bool tensors in builds with the closed pull request #5195."""
+    content = tensor.numpy().tobytes()
+    return ("__torch_tensor__", str(tensor.dtype), tuple(tensor.shape), str(tensor.device), content)
 
 
 def _expect(holds: bool, difference: str) -> None:
@@ -78,8 +85,12 @@ def _check_names(module: types.ModuleType) -> None:
 
 def _check_keys(module: Any) -> None:
     hashable, build_key, sentinel = module._hashable, module._build_key, module._NOT_HASHABLE
-    for tensor in (torch.tensor([1, 2]), torch.tensor([True])):
-        _expect(hashable(tensor) is sentinel, "this release keys tensors itself, so there is nothing to add")
+    for tensor in (torch.tensor([1, 2]), torch.tensor([[True]])):
+        key = hashable(tensor)
+        _expect(
+            key is sentinel or key == _key_of_5195(tensor), f"this release keys tensors itself, as {key!r}, not as #5195"
+        )
+    _expect(hashable(torch.tensor([1.5])) is sentinel, "this release keys floating-point tensors itself")
     _expect(hashable(object()) is sentinel, "_hashable keys an unknown object")
     for scalar in (None, True, 3, 2.5, "a", b"a"):
         _expect(hashable(scalar) is scalar, f"_hashable changes {scalar!r}")
@@ -136,6 +147,10 @@ def _check_cache(module: Any) -> None:
         def encode_prompt(self, prompt: Any = None) -> Any:
             return (prompt, torch.ones(1))
 
+    empty = module.PromptEmbedCache(max_size=1)
+    _expect(isinstance(getattr(empty, "_store", None), OrderedDict), "PromptEmbedCache has no OrderedDict _store")
+    _expect(hasattr(getattr(empty, "_lock", None), "__enter__"), "PromptEmbedCache has no _lock")
+
     quiet = logging.Logger("omni_tensor_key.probe", logging.CRITICAL)
     pipeline = Pipeline()
     install = _with_globals(
@@ -157,7 +172,7 @@ def _check_cache(module: Any) -> None:
     _expect(found == (1, 1, 1), f"a miss, a hit and a bypass are counted as {found}")
 
 
-def has_known_rules(module: Any) -> bool:
+def _has_known_rules(module: Any) -> bool:
     """Whether _hashable and _build_key are, to the letter, those of a known release.
 
     If not, they may follow rules that no probe asks for, and must go on doing all but the tensors themselves.
@@ -169,10 +184,11 @@ def has_known_rules(module: Any) -> bool:
     return hashlib.sha256(source.encode()).hexdigest() in _KNOWN_RULES
 
 
-def check_contract(module: types.ModuleType) -> None:
-    """Raise ContractMismatch unless `module` is the prompt-embedding cache as this package knows it.
+def check_contract(module: types.ModuleType) -> bool:
+    """Return whether upstream's own functions must go on doing all but the tensors, in a module that is as expected.
 
-    Anything that a probe raises counts as a difference too.
+    Raises ContractMismatch unless `module` is the prompt-embedding cache as this package knows it. Anything that a
+    probe raises counts as a difference too.
     """
     try:
         _check_names(module)
@@ -183,3 +199,4 @@ def check_contract(module: types.ModuleType) -> None:
         raise
     except Exception as error:
         raise ContractMismatch(f"a probe failed with {type(error).__name__}: {error}") from error
+    return not _has_known_rules(module)
