@@ -17,86 +17,71 @@ from .settings import logger, settings
 
 if TYPE_CHECKING:
     from .upstream.patches import Patches
-    from .upstream.prompt_cache import CachePatches
 
 _CACHE = "vllm_omni.diffusion.cache.prompt_embed_cache"
 _LORA = "vllm_omni.diffusion.lora.manager"
 _WORKER = "vllm_omni.diffusion.worker.diffusion_worker"
 
-# The lock is not held while a module of vLLM-Omni is imported: an import may be waiting for it, in the hook, on another
-# thread. It is taken again by its own thread: what is imported under it may import a hooked module.
 _lock = threading.RLock()
+_patches: dict[str, tuple[types.ModuleType, Patches]] = {}  # by name: the module they were made for, and what was done
 _wanted = False
 _hooked = False
-_patches: dict[str, tuple[types.ModuleType, Patches]] = {}  # by name: the module they were made for, and what was done
-_reported: set[str] = set()
-
-
-def _upstream_version() -> str:
-    try:
-        return f"vllm-omni {version('vllm-omni')}"
-    except PackageNotFoundError:
-        return "this vllm-omni"
 
 
 def _stand_down(difference: str) -> None:
-    if difference not in _reported:
-        _reported.add(difference)
-        logger.warning(
-            "omni_tensor_key stands down: %s: %s. Nothing is replaced; calls with tensor arguments go on as before.",
-            _upstream_version(),
-            difference,
-        )
+    try:
+        release = f"vllm-omni {version('vllm-omni')}"
+    except PackageNotFoundError:
+        release = "this vllm-omni"
+    logger.warning(
+        "omni_tensor_key stands down: %s: %s. Nothing is replaced; calls with tensor arguments go on as before.",
+        release,
+        difference,
+    )
 
 
-def _cache_patches() -> CachePatches | None:
-    """Return what is in place in the cache module that is there now, or None."""
-    module, patches = _patches.get(_CACHE, (None, None))
-    if patches is None or module is not sys.modules.get(_CACHE) or not patches.in_place():
-        return None
-    return patches  # type: ignore[return-value]
+def _in_place(name: str) -> Any:
+    """Return the patches of the module that is imported under this name now, or None."""
+    module, patches = _patches.get(name, (None, None))
+    is_there = patches is not None and module is sys.modules.get(name) and patches.changed_since() is None
+    return patches if is_there else None
 
 
 def _patch(name: str) -> None:
-    """Do this package's part in the module of this name, if it is imported and the part is not done yet."""
-    # Here: in a process without diffusion none of it is imported.
+    # Imported here: a process without diffusion needs none of it.
     from .upstream.lora_manager import LoraPatches
     from .upstream.prompt_cache import CachePatches
     from .upstream.worker import WorkerPatches
 
     module = sys.modules.get(name)
-    before, patches = _patches.get(name, (None, None))
-    if module is None or (module is before and patches is not None and patches.in_place()):
+    if module is None or _in_place(name) is not None:
         return
-    if patches is not None:  # of a module that was reloaded or imported anew since
-        patches.restore()
+    if name in _patches:  # the module was reloaded or imported anew since
+        _patches.pop(name)[1].restore()
     if name == _CACHE:
-        made = CachePatches(module)
-        _patches[name] = (module, made)
+        _patches[name] = (module, CachePatches(module))
         logger.info(
             "omni_tensor_key %s is active: encode_prompt() calls with token-ID and mask tensors of up to %d bytes are "
-            "cacheable (%s).",
+            "cacheable.",
             version("omni-tensor-key"),
             settings().max_bytes,
-            _upstream_version(),
         )
     else:
         _patches[name] = (module, LoraPatches(module) if name == _LORA else WorkerPatches(module, stats))
 
 
 def _patch_all() -> None:
+    """Do this package's part in the modules that are imported: in the cache module first, or in none."""
     with _lock:
-        if not _wanted:
-            return
         try:
-            for name in (_CACHE, _LORA, _WORKER):
-                _patch(name)
-        except ContractMismatch as error:
+            if _wanted:
+                for name in (_CACHE, _LORA, _WORKER):
+                    _patch(name)
+        except BaseException as error:
             _restore()
+            if not isinstance(error, ContractMismatch):
+                raise
             _stand_down(str(error))
-        except BaseException:
-            _restore()
-            raise
 
 
 def _restore() -> None:
@@ -138,9 +123,8 @@ def activate() -> None:
         logger.info("omni_tensor_key is off: OMNI_TENSOR_KEY=0.")
         return
     with _lock:
-        _wanted = True
-    if not _hooked:
-        _hooked = True
+        _wanted, first, _hooked = True, not _hooked, True
+    if first:
         _check_presence()
         for name in (_CACHE, _LORA, _WORKER):
             wrapt.register_post_import_hook(_on_import, name)  # called at once if it is imported already
@@ -154,27 +138,30 @@ def deactivate() -> None:
     the same functions since. Not for use beside running calls of `encode_prompt()`.
     """
     with _lock:
-        for module, patches in _patches.values():
-            if module is sys.modules.get(module.__name__):
-                patches.check_restorable()
+        for name, (module, patches) in _patches.items():
+            changed = patches.changed_since() if module is sys.modules.get(name) else None
+            if changed is not None:
+                raise RuntimeError(
+                    f"{changed} was replaced by other code after omni_tensor_key was activated; undo that first"
+                )
         _restore()
 
 
 def is_active() -> bool:
     """Return whether this package's functions are in place in this process."""
-    return _cache_patches() is not None
+    return _in_place(_CACHE) is not None
 
 
 def stats() -> dict[str, Any]:
-    """Return this process's counters; what is not counted is absent.
+    """Return this process's counters, by pipeline; what is not counted is absent.
 
-    "bypassed": calls that were not keyed, by pipeline, argument and reason; an empty argument is an unknown one.
-    "cleared": how often a cache lost its entries, by pipeline and cause. "not_stored": outputs that were not stored,
-    by pipeline and reason. "verified", "differed": hits that ran the encoder again, and those among them whose stored
-    output was another, by pipeline. "bytes": how many bytes of tensors the entries keep alive, by pipeline.
+    "bypassed": calls that were not keyed, by argument (empty: no one argument) and reason. "cleared": how often a cache
+    lost its entries, by cause. "not_stored": outputs that were not stored, by reason. "verified", "differed": hits that
+    ran the encoder again, and those among them whose stored output was another. "bytes": of memory that the tensors of
+    the entries keep alive.
     """
-    patches = _cache_patches()
-    return {} if patches is None else patches.stats()
+    patches = _in_place(_CACHE)
+    return {} if patches is None else dict(patches.stats())
 
 
 def register() -> None:

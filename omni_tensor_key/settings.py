@@ -1,4 +1,4 @@
-"""The environment variables, read once per process."""
+"""The environment variables, read once per process, and the package's logger."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import NamedTuple
 # of our own name would have no handler in an engine process.
 logger = logging.getLogger("vllm_omni.omni_tensor_key")
 
-DEFAULT_MAX_BYTES = 1 << 20
-
 
 class Settings(NamedTuple):
     """What the environment says.
@@ -25,7 +23,7 @@ class Settings(NamedTuple):
     """
 
     enabled: bool = True
-    max_bytes: int = DEFAULT_MAX_BYTES
+    max_bytes: int = 1 << 20
     verify: float = 0.0
     cache_bytes: int | None = None
 
@@ -43,25 +41,22 @@ class Problem(NamedTuple):
 
 
 def _switch(value: str) -> bool:
-    if value.strip().lower() in ("0", "false", "no", "off"):
-        return False
-    if value.strip().lower() in ("1", "true", "yes", "on"):
-        return True
-    raise ValueError
+    return {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}[
+        value.strip().lower()
+    ]
 
 
 def _bytes(value: str) -> int:
-    # Not int() alone: it also takes "1_0", " 5" and "-1", and refuses some thousand digits with an error of its own.
-    if value.isascii() and value.isdecimal() and len(value) < 20 and int(value) < 1 << 63:
-        return int(value)
-    raise ValueError
+    # Not int() alone: it also takes "1_0", " 5" and "-1".
+    if not value.isascii() or not value.isdecimal() or int(value[:20]) >= 1 << 63:
+        raise ValueError
+    return int(value)
 
 
 def _share(value: str) -> float:
-    share = float(value) if value.isascii() else -1.0
-    if 0 <= share <= 1:
-        return share
-    raise ValueError
+    if not 0 <= float(value) <= 1:
+        raise ValueError
+    return float(value)
 
 
 _VARIABLES = {
@@ -74,20 +69,19 @@ _VARIABLES = {
 
 def read_settings(environ: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
     """Return what the variables say, with the default in place of each value that is refused, and what was refused."""
-    default = Settings()
-    values, problems = default._asdict(), []
+    found, problems = Settings(), []
     for field, (name, parse, expected) in _VARIABLES.items():
-        if name in environ:
-            try:
-                values[field] = parse(environ[name])
-            except ValueError:
-                problems.append(Problem(name, environ[name], expected, values[field]))
-    return Settings(**values), problems
+        try:
+            if name in environ:
+                found = Settings(**{**found._asdict(), field: parse(environ[name])})
+        except (KeyError, ValueError):
+            problems.append(Problem(name, environ[name], expected, getattr(found, field)))
+    return found, problems
 
 
 @functools.cache
 def settings() -> Settings:
-    """The settings of this process; a bad value is warned of once and replaced by its default."""
+    """Return the settings of this process; a bad value is warned of once and replaced by its default."""
     found, problems = read_settings(os.environ)
     for problem in problems:
         logger.warning("omni_tensor_key: %s", problem)

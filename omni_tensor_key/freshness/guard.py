@@ -27,8 +27,8 @@ class PipelineGuard:
     Raises TypeError for a pipeline that cannot be referenced weakly or has no attributes of its own.
     """
 
-    def __init__(self, pipeline: Any, clear: Callable[[], bool]) -> None:
-        """clear: empties the cache, and returns whether there was something in it."""
+    def __init__(self, pipeline: Any, clear: weakref.WeakMethod[Callable[[], bool]]) -> None:
+        """clear: a method of the cache that empties it, and returns whether there was something in it."""
         self.name = type(pipeline).__name__
         self.lock = threading.RLock()  # a finalizer of a dropped entry may come back on the same thread
         self.generation = next(_generations)
@@ -42,7 +42,7 @@ class PipelineGuard:
         self._names = frozenset(modules_of(pipeline)) - self._generators
         self._contents_changed = False
         self._warned = False
-        self._take_snapshots(pipeline)
+        self._take_snapshots(pipeline, PartsSnapshot(pipeline, self._names))
         module_events.add_guard(self)
 
     @property
@@ -50,24 +50,19 @@ class PipelineGuard:
         """The pipeline, or None when it is gone."""
         return self._pipeline()
 
-    @property
-    def has_tuner_layers(self) -> bool:
-        """Whether PEFT tuner layers sit in a text-encoding module: their state changes without a call to be seen."""
-        return self._contents.has_tuner_layers
-
     def generates(self, name: str) -> bool:
         """Return whether a module or parameter of this dotted name encodes no text."""
         return name.split(".", 1)[0] in self._generators
 
     def encodes_with(self, module: torch.nn.Module) -> bool:
         """Return whether a module is a part of a text-encoding module."""
-        return module in self._contents.modules
+        return module in self.contents.modules
 
-    def _take_snapshots(self, pipeline: Any, parts: PartsSnapshot | None = None) -> None:
-        self._parts = parts or PartsSnapshot(pipeline, self._names)
-        self._contents = ContentsSnapshot(self._parts.parts())
+    def _take_snapshots(self, pipeline: Any, parts: PartsSnapshot) -> None:
+        self._parts = parts
+        self.contents = ContentsSnapshot(parts.parts())
         module_events.observe_load_weights(pipeline)
-        if self.has_tuner_layers and not self._warned:
+        if self.contents.has_tuner_layers and not self._warned:
             self._warned = True
             logger.warning(
                 "omni_tensor_key: a text encoder of %s has PEFT tuner layers, whose state changes unseen: calls with "
@@ -81,7 +76,7 @@ class PipelineGuard:
         if pipeline is None or (not self._contents_changed and self._parts.holds(pipeline)):
             return
         with self.lock:
-            parts, before = PartsSnapshot(pipeline, self._names), self._contents
+            parts, before = PartsSnapshot(pipeline, self._names), self.contents
             contents_changed, self._contents_changed = self._contents_changed, False
             if parts.same_parts(self._parts):
                 self._parts = parts  # an attribute came or went that encodes no text
@@ -94,7 +89,8 @@ class PipelineGuard:
         """Empty the cache. Results of calls that are running now will not be stored either."""
         with self.lock:
             self.generation = next(_generations)
-            if self._clear():
+            clear = self._clear()
+            if clear is not None and clear():
                 self.cleared[cause] += 1
 
     @contextmanager
@@ -127,7 +123,7 @@ class PipelineGuard:
         pipeline = self._pipeline()
         with self.lock:
             if pipeline is not None and not self._contents_changed and self._parts.holds(pipeline):
-                self._contents = ContentsSnapshot(self._parts.parts())
+                self.contents = ContentsSnapshot(self._parts.parts())
 
     def module_assigned(self, module: torch.nn.Module) -> None:
         """Note that a module, parameter or buffer of a text-encoding module is about to be assigned."""

@@ -1,7 +1,7 @@
-"""Events on torch modules that guards are told of: assignment, `load_state_dict()` and `load_weights()`.
+"""Events on torch modules of which guards are told: assignment, `load_state_dict()` and `load_weights()`.
 
-What is put in place here stays for the life of the process, and does nothing for modules that no guard knows. Nothing is
-put on an instance of a module: a pickle of it would name this package.
+What is put in place here stays for the life of the process, and does nothing for modules that no guard knows. Nothing
+is put on an instance of a module, so a pickle of it does not name this package.
 """
 
 from __future__ import annotations
@@ -35,56 +35,46 @@ def guards() -> list[PipelineGuard]:
     return [guard for guard in tuple(_guards) if guard.pipeline is not None]
 
 
-def _change(cause: str, told: Iterable[PipelineGuard], method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _change(cause: str, told: Iterable[PipelineGuard], method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     with ExitStack() as stack:
         for guard in told:
             stack.enter_context(guard.change(cause))
         return method(*args, **kwargs)
 
 
-def _on_assignment(module: torch.nn.Module, name: str, value: object) -> None:
-    for guard in tuple(_guards):
-        guard.module_assigned(module)
-
-
 @functools.cache
 def _observe_torch() -> None:
-    torch_module.register_module_module_registration_hook(_on_assignment)
-    torch_module.register_module_parameter_registration_hook(_on_assignment)
-    torch_module.register_module_buffer_registration_hook(_on_assignment)
+    def assigned(module: torch.nn.Module, name: str, value: object) -> None:
+        for guard in tuple(_guards):
+            guard.module_assigned(module)
+
+    torch_module.register_module_module_registration_hook(assigned)
+    torch_module.register_module_parameter_registration_hook(assigned)
+    torch_module.register_module_buffer_registration_hook(assigned)
     original: Any = torch.nn.Module.load_state_dict
 
     @functools.wraps(original)
     def load_state_dict(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         told = [guard for guard in guards() if any(map(guard.encodes_with, self.modules()))]
-        return _change("load_state_dict", told, original, self, *args, **kwargs)
+        return _change("load_state_dict", told, original, (self, *args), kwargs)
 
-    torch.nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign]
+    torch.nn.Module.load_state_dict = load_state_dict
 
 
-def _all_modules(pipeline: Any) -> Iterator[torch.nn.Module]:
+def _modules_in(pipeline: Any) -> Iterator[Any]:
+    yield pipeline
     for module in modules_of(pipeline).values():
         yield from module.modules()
 
 
 def _load_weights(method: Callable[..., Any], owner: Any, args: Any, kwargs: Any) -> Any:
-    told = [
-        guard
-        for guard in guards()
-        if owner is guard.pipeline or any(owner is module for module in _all_modules(guard.pipeline))
-    ]
-    return _change("load_weights", told, method, *args, **kwargs)
+    told = [guard for guard in guards() if any(owner is part for part in _modules_in(guard.pipeline))]
+    return _change("load_weights", told, method, args, kwargs)
 
 
 def observe_load_weights(pipeline: Any) -> None:
     """Have guards told of calls of `load_weights()` of a pipeline and of the modules in it, through their classes."""
-    reference = weakref.ref(pipeline)
-    own = vars(pipeline).get("load_weights")
-    if callable(own) and not isinstance(own, wrapt.FunctionWrapper):
-        # It hides the method of the class. What belongs to a module is left alone: a pickle would have this wrapper.
-        wrapper = wrapt.FunctionWrapper(own, lambda method, _, *call: _load_weights(method, reference(), *call))
-        object.__setattr__(pipeline, "load_weights", wrapper)
-    for kind in {type(pipeline), *map(type, _all_modules(pipeline))}:
+    for kind in set(map(type, _modules_in(pipeline))):
         cls = next((cls for cls in kind.__mro__ if "load_weights" in vars(cls)), None)
         if cls is not None and not isinstance(vars(cls)["load_weights"], wrapt.FunctionWrapper):
             wrapt.wrap_function_wrapper(cls, "load_weights", _load_weights)

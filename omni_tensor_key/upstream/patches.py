@@ -18,25 +18,20 @@ class Patches:
         self._replaced.append((owner, name, vars(owner).get(name, _ABSENT), new))
         setattr(owner, name, new)
 
-    def in_place(self) -> bool:
-        """Return whether every attribute is still the one put there."""
-        return all(vars(owner).get(name) is new for owner, name, _, new in self._replaced)
-
-    def check_restorable(self) -> None:
-        """Raise RuntimeError where somebody else has replaced one of the attributes since."""
-        for owner, name, _, new in self._replaced:
-            if vars(owner).get(name) is not new:
-                raise RuntimeError(
-                    f"{owner.__name__}.{name} was replaced by other code after omni_tensor_key was activated; undo "
-                    "that first"
-                )
+    def changed_since(self) -> str | None:
+        """Return the name of an attribute that somebody else has replaced since, or None."""
+        changed = (
+            f"{owner.__name__}.{name}" for owner, name, _, new in self._replaced if vars(owner).get(name) is not new
+        )
+        return next(changed, None)
 
     def restore(self) -> None:
         """Put the originals back, except where somebody else has replaced one of the attributes since."""
-        for owner, name, original, new in reversed(self._replaced):
-            if vars(owner).get(name) is new:
-                if original is _ABSENT:
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, original)
-        self._replaced.clear()
+        while self._replaced:
+            owner, name, original, new = self._replaced.pop()
+            if vars(owner).get(name) is not new:
+                continue
+            if original is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)

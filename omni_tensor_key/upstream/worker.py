@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..settings import logger
+from .guarded_cache import GuardedPromptEmbedCache
 from .patches import Patches
-from .prompt_cache import GuardedPromptEmbedCache
 
 
 def _cache_of(worker: Any) -> Any:
@@ -28,59 +28,35 @@ def _clear(worker: Any, cause: str) -> None:
         cache.clear()
 
 
-def _clearing_sleep(sleep: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(sleep)
-    def clear_and_sleep(worker: Any, *args: Any, **kwargs: Any) -> Any:
-        # Before: entries live outside the pool that sleep frees. What this raises stops the sleep.
-        _clear(worker, "sleep")
-        return sleep(worker, *args, **kwargs)
+def _clearing(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Empty the cache before sleep, for entries live outside the pool that sleep frees, and after wake-up, for after
+    level 2 the weights are not there until they are loaded again."""
 
-    return clear_and_sleep
-
-
-def _clearing_wake_up(wake_up: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(wake_up)
-    def wake_up_and_clear(worker: Any, *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(method)
+    def clear_and_call(worker: Any, *args: Any, **kwargs: Any) -> Any:
+        _clear(worker, method.__name__)
         try:
-            return wake_up(worker, *args, **kwargs)
+            return method(worker, *args, **kwargs)
         finally:
-            # After level 2 the weights are not there until they are loaded again.
-            _clear(worker, "wake-up")
+            _clear(worker, method.__name__)
 
-    return wake_up_and_clear
+    return clear_and_call
 
 
 class WorkerPatches(Patches):
-    """DiffusionWorker's methods.
+    """DiffusionWorker's methods; where it has others, sleep is not hooked, and one warning says so.
 
-    Where the class is another one, sleep is not hooked and one warning says so.
+    stats: the counters of `omni_tensor_key.stats()`.
     """
 
     def __init__(self, module: types.ModuleType, stats: Callable[[], dict[str, Any]]) -> None:
-        """stats: the counters of `omni_tensor_key.stats()`."""
         super().__init__()
-        worker_class = getattr(module, "DiffusionWorker", None)
-        if not inspect.isclass(worker_class):
-            worker_class = object
-        for name, clearing in {"sleep": _clearing_sleep, "wake_up": _clearing_wake_up}.items():
-            method = vars(worker_class).get(name)
-            if inspect.isfunction(method):
-                self.replace(worker_class, name, clearing(method))
-            else:
-                logger.warning(
-                    "omni_tensor_key: %s has no method DiffusionWorker.%s: prompt-embedding caches are not emptied "
-                    "there; call clear_prompt_embed_cache.",
-                    module.__name__,
-                    name,
-                )
-        if worker_class is object:
-            return
 
         def get_prompt_embed_cache_stats(self: Any) -> dict[str, Any] | None:
             """Return the cache's counters, or None where this worker has no prompt-embedding cache.
 
-            "bytes": how many bytes of tensors the entries keep alive. Under the key "omni_tensor_key" are the counters
-            of `omni_tensor_key.stats()`, of the worker's process.
+            "bytes": how many bytes of memory the tensors of the entries keep alive. "omni_tensor_key": the counters of
+            `omni_tensor_key.stats()`, of the worker's process.
             """
             cache = _cache_of(self)
             if cache is None:
@@ -92,6 +68,18 @@ class WorkerPatches(Patches):
             """Drop all cached prompt embeddings of this worker."""
             _clear(self, "clear_prompt_embed_cache")
 
+        worker_class = getattr(module, "DiffusionWorker", None)
+        methods = dict(vars(worker_class)) if inspect.isclass(worker_class) else {}
         for call in (get_prompt_embed_cache_stats, clear_prompt_embed_cache):
-            if not hasattr(worker_class, call.__name__):
+            if methods and not hasattr(worker_class, call.__name__):
                 self.replace(worker_class, call.__name__, call)
+        for name in ("sleep", "wake_up"):
+            if inspect.isfunction(methods.get(name)):
+                self.replace(worker_class, name, _clearing(methods[name]))
+            else:
+                logger.warning(
+                    "omni_tensor_key: %s has no DiffusionWorker.%s() to hook: prompt-embedding caches are not emptied "
+                    "then.",
+                    module.__name__,
+                    name,
+                )
