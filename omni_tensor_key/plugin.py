@@ -24,6 +24,7 @@ _WORKER = "vllm_omni.diffusion.worker.diffusion_worker"
 
 _lock = threading.RLock()
 _patches: dict[str, tuple[types.ModuleType, Patches]] = {}  # by name: the module they were made for, and what was done
+_imported: set[str] = set()  # of these three, those whose import has ended
 _wanted = False
 _hooked = False
 
@@ -54,7 +55,7 @@ def _patch(name: str) -> None:
     from .upstream.worker import WorkerPatches
 
     module = sys.modules.get(name)
-    if module is None or _in_place(name) is not None:
+    if module is None or name not in _imported or _in_place(name) is not None:
         return
     if name in _patches:  # the module was reloaded or imported anew since
         _patches.pop(name)[1].restore()
@@ -93,6 +94,7 @@ def _restore() -> None:
 
 def _on_import(module: types.ModuleType) -> None:
     """Never raises: it runs inside the import of `module`."""
+    _imported.add(module.__name__)
     try:
         _patch_all()
     except Exception:

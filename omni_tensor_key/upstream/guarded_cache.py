@@ -65,11 +65,6 @@ class EncodeCalls:
             self.thread.finished = miss
         return output
 
-    def take_finished(self, key: Any) -> _Miss | None:
-        """Return the miss with this very key whose call has just ended on this thread, once."""
-        miss, self.thread.finished = getattr(self.thread, "finished", None), None
-        return miss if miss is not None and miss.key is key else None
-
 
 class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
     """Upstream's cache, with a guard; a class with this one and upstream's as bases takes the place of upstream's.
@@ -84,7 +79,7 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
         """Guard this pipeline, whose own encode_prompt() goes through `calls`."""
         self.verified = self.differed = self._hits_counted = 0
         self.not_stored: Counter[str] = Counter()
-        self._calls = calls
+        self._thread = calls.thread  # not `calls`, which keeps the pipeline alive
         self.guard = calls.guard = PipelineGuard(pipeline, weakref.WeakMethod(self._drop_entries))
         _caches.add(self)
 
@@ -109,7 +104,7 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
             return self._bypass()
         value = super().get(key)
         if value is self.MISS or self._is_verified():
-            self._calls.thread.miss = _Miss(key, guard.generation, value)
+            self._thread.miss = _Miss(key, guard.generation, value)
             return self.MISS
         return value
 
@@ -135,8 +130,10 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
 
         value: the output as upstream has detached it.
         """
-        miss = None if self.guard is None else self._calls.take_finished(key)
-        if miss is None:
+        miss = None
+        if self.guard is not None:
+            miss, self._thread.finished = getattr(self._thread, "finished", None), None
+        if miss is None or miss.key is not key:
             if not has_tensors(key):
                 super().put(key, value)  # by somebody else than upstream's wrapper
         elif miss.stored is self.MISS:

@@ -22,7 +22,7 @@ _INSTALL = "install_prompt_embed_cache"
 def _importers(function: Any) -> Iterator[types.ModuleType]:
     """The modules that have this install function, by which name they have imported it."""
     for module in list(sys.modules.values()):
-        if module is not None and vars(module).get(_INSTALL) is function:
+        if getattr(module, "__dict__", {}).get(_INSTALL) is function:
             yield module
 
 
@@ -43,14 +43,15 @@ def _guarded_install(install: Callable[..., Any]) -> Any:
         if not callable(encode_prompt) or getattr(pipeline, "_prompt_embed_cache", None) is not None:
             return install(pipeline, **options)
         own = encode_prompt.encode_prompt if isinstance(encode_prompt, EncodeCalls) else encode_prompt
-        calls = EncodeCalls(own)
+        calls, before = EncodeCalls(own), vars(pipeline).get("encode_prompt")
         object.__setattr__(pipeline, "encode_prompt", calls)
         cache = None
         try:
             cache = install(pipeline, **options)
         finally:
             if cache is None:
-                object.__setattr__(pipeline, "encode_prompt", own)
+                object.__delattr__(pipeline, "encode_prompt")
+                vars(pipeline).update({} if before is None else {"encode_prompt": before})
         if isinstance(cache, GuardedPromptEmbedCache):
             try:
                 cache.attach(pipeline, calls)
