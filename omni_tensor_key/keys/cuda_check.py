@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from . import _core
+from .. import _core
+from ..settings import logger
 from .host_copy import is_capturing, to_host
-from .log import logger
 
 _MAX_BYTES = 1 << 20
-
-
-class _NotByUnit(Exception):
-    """The unit has left a tensor to torch."""
-
-
-def _refuse(tensors: list[torch.Tensor]) -> None:
-    raise _NotByUnit
 
 
 def _patterns(device: torch.device) -> list[torch.Tensor]:
@@ -39,20 +31,12 @@ def _patterns(device: torch.device) -> list[torch.Tensor]:
     ]
 
 
-def _keys_by_torch(tensors: list[torch.Tensor]) -> list[_core.TensorKey]:
-    wanted = _core.use_cuda_unit(False)  # in this thread
-    try:
-        return _core.tensor_keys(tensors, to_host, _MAX_BYTES)
-    finally:
-        _core.use_cuda_unit(wanted)
-
-
-def compare_with_torch(tensor: torch.Tensor) -> bool | None:
-    """Whether the unit reads on this tensor's device what torch copies from there; None where that cannot be told now.
+def check_cuda_unit(index: int) -> bool | None:
+    """Whether the unit reads on this CUDA device what torch copies from there; None where that cannot be told now.
 
     Where it does not, the error is logged: the caller must not use the unit again.
     """
-    device = tensor.device
+    device = torch.device("cuda", index)
     with torch._C.DisableTorchFunction():
         if is_capturing(device):
             return None
@@ -60,10 +44,12 @@ def compare_with_torch(tensor: torch.Tensor) -> bool | None:
             patterns = _patterns(device)
             if type(patterns[0]) is not torch.Tensor:  # somebody's dispatch mode makes other tensors
                 return None
-            by_unit = _core.tensor_keys(patterns, _refuse, _MAX_BYTES)
-        except (_NotByUnit, torch.OutOfMemoryError):
+            by_unit = _core.tensor_keys(patterns, to_host, _MAX_BYTES, True)
+            by_torch = _core.tensor_keys(patterns, to_host, _MAX_BYTES, False)
+        except torch.OutOfMemoryError:
             return None
-        by_torch = _keys_by_torch(patterns)
+    if not isinstance(by_unit, list) or not isinstance(by_torch, list):
+        return None
     wrong = [number for number, keys in enumerate(zip(by_unit, by_torch, strict=True)) if keys[0] != keys[1]]
     if wrong:
         logger.error(
