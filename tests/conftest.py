@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import subprocess
@@ -65,3 +66,40 @@ def run_python(tmp_path: Path) -> RunPython:
         )
 
     return run
+
+
+@pytest.fixture(scope="module")
+def active() -> Iterator[None]:
+    """The extension is active."""
+    import omni_tensor_key
+
+    omni_tensor_key.activate()
+    assert omni_tensor_key.is_active()
+    yield
+    omni_tensor_key.deactivate()
+    assert not omni_tensor_key.is_active()
+
+
+class Log(list[str]):
+    """The lines that the package logs, each with its level in front."""
+
+    def having(self, *parts: str) -> list[str]:
+        return [line for line in self if all(part in line for part in parts)]
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    """What the package logs during the test, down to DEBUG."""
+    lines = Log()
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(f"{record.levelname}: {record.getMessage()}")
+
+    logger, handler = logging.getLogger("vllm_omni.omni_tensor_key"), Keep()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield lines
+    logger.setLevel(level)
+    logger.removeHandler(handler)

@@ -13,6 +13,9 @@ from .guarded_cache import GuardedPromptEmbedCache
 from .patches import Patches
 
 
+_CLEARING = ("sleep", "wake_up")
+
+
 def _cache_of(worker: Any) -> Any:
     runner = getattr(worker, "model_runner", None)
     cache = getattr(runner, "prompt_embed_cache", None)
@@ -40,11 +43,12 @@ def _clearing(method: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _clear(worker, method.__name__)
 
+    clear_and_call._clears = True  # type: ignore[attr-defined]
     return clear_and_call
 
 
 class WorkerPatches(Patches):
-    """DiffusionWorker's methods; where it has others, sleep is not hooked, and one warning says so.
+    """The methods of DiffusionWorker and its subclasses; where it has others, sleep is not hooked, which is logged.
 
     stats: the counters of `omni_tensor_key.stats()`.
     """
@@ -73,13 +77,28 @@ class WorkerPatches(Patches):
         for call in (get_prompt_embed_cache_stats, clear_prompt_embed_cache):
             if methods and not hasattr(worker_class, call.__name__):
                 self.replace(worker_class, call.__name__, call)
-        for name in ("sleep", "wake_up"):
-            if inspect.isfunction(methods.get(name)):
-                self.replace(worker_class, name, _clearing(methods[name]))
-            else:
-                logger.warning(
-                    "omni_tensor_key: %s has no DiffusionWorker.%s() to hook: prompt-embedding caches are not emptied "
-                    "then.",
-                    module.__name__,
-                    name,
-                )
+        missing = [name for name in _CLEARING if not inspect.isfunction(methods.get(name))]
+        if missing:
+            logger.warning(
+                "omni_tensor_key: %s has no DiffusionWorker with %s() to hook: prompt-embedding caches are not emptied "
+                "then.",
+                module.__name__,
+                "() and ".join(missing),
+            )
+            return
+
+        def hook_subclass(cls: Any, /, **options: Any) -> None:
+            super(worker_class, cls).__init_subclass__(**options)
+            self._hook(cls)
+
+        self.replace(worker_class, "__init_subclass__", classmethod(hook_subclass))
+        self._hook(worker_class)
+
+    def _hook(self, cls: Any) -> None:
+        """Hook a class and its subclasses: a worker extension comes before DiffusionWorker and may call no other."""
+        for name in _CLEARING:
+            method = inspect.getattr_static(cls, name)
+            if inspect.isfunction(method) and not hasattr(method, "_clears"):
+                self.replace(cls, name, _clearing(method))
+        for subclass in cls.__subclasses__():
+            self._hook(subclass)

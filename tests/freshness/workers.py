@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from .support import Adapter
+from support import Adapter
 
 if importlib.util.find_spec("torchvision") is None:
     # The worker's module takes one function from this one, which imports torchvision through models of other stages.

@@ -17,7 +17,7 @@ from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm_omni.diffusion.lora.manager import DiffusionLoRAManager
 from vllm_omni.lora.request import LoRARequest
 
-from .support import Adapter, installed
+from support import Adapter, installed
 
 SIZE, RANK = 8, 2
 

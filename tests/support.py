@@ -1,4 +1,4 @@
-"""What the tests here share: a pipeline whose text encoder can change, and what must hold before and after it does."""
+"""What the tests share: small pipelines whose text encoder can change, and what must hold before and after it does."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch import nn
 from vllm_omni.diffusion.cache import prompt_embed_cache as upstream
 from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImagePipeline
 
-from omni_tensor_key.watch import watch_of
-
 IDS, MASK = [5, 3, 9, 2], [1, 1, 1, 0]
-CALLS = {"tensors": (torch.tensor([IDS]), torch.tensor([MASK])), "lists": ([IDS], [MASK])}
+CALLS = {
+    "tensors": (torch.tensor([IDS]), torch.tensor([MASK])),
+    "lists": ([IDS], [MASK]),
+    "list and tensor": ([IDS], torch.tensor([MASK])),
+}
 VOCABULARY, WIDTH = 16, 4
 
 
@@ -25,9 +27,10 @@ class Encoder(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)])
+        self.register_buffer("scale", torch.tensor(2.0))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        hidden = self.embed(ids)
+        hidden = self.embed(ids) * self.scale
         for layer in self.layers:
             hidden = layer(hidden)
         return hidden
@@ -45,6 +48,16 @@ class LoadingEncoder(Encoder):
         return loaded
 
 
+class PlainEncoder:
+    """No module, as a session of an inference engine is."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.table = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.table[ids]
+
+
 class Tokenizer:
     """Its answer depends on the object, so a replaced one shows."""
 
@@ -58,7 +71,7 @@ class Adapter(QwenImagePipeline):
     Without the checkpoint that the base class's constructor reads.
     """
 
-    def __init__(self, encoder: type[nn.Module] = Encoder) -> None:
+    def __init__(self, encoder: type[Any] = Encoder) -> None:
         nn.Module.__init__(self)
         torch.manual_seed(0)
         self.text_encoder = encoder()
@@ -112,7 +125,7 @@ def is_hit(pipeline: Any, cache: Any, *call: Any) -> bool:
     """Make the call: did it come out of the cache?"""
     hits = cache.stats()["hits"]
     pipeline.encode_prompt(*call)
-    return cache.stats()["hits"] > hits
+    return bool(cache.stats()["hits"] > hits)
 
 
 @contextmanager
@@ -146,18 +159,6 @@ def new_weights(module: nn.Module, prefix: str = "", seed: int = 1) -> list[tupl
     ]
 
 
-def doors_of(pipeline: Any) -> Any:
-    """The hooks on a pipeline that is watched."""
-    watch = watch_of(pipeline)
-    assert watch is not None
-    return watch.doors
-
-
-def hooks_on(module: nn.Module) -> list[tuple[Any, ...]]:
-    """The hooks that load_state_dict() runs."""
-    return [tuple(module._load_state_dict_pre_hooks), tuple(module._load_state_dict_post_hooks)]
-
-
-def loaded(module: nn.Module, weights: Any) -> bool:
-    """Whether the module's parameters are these."""
-    return all(torch.equal(module.get_parameter(name), weight) for name, weight in weights)
+def load_into(module: nn.Module, seed: int = 1) -> None:
+    """Other weights by load_state_dict()."""
+    module.load_state_dict(module.state_dict() | dict(new_weights(module, seed=seed)))

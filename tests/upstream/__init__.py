@@ -1,1 +1,0 @@
-"""Tests against the real vLLM-Omni."""
