@@ -118,6 +118,8 @@ def identical(a: Any, b: Any) -> bool:
         return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
     if isinstance(a, tuple | list):
         return type(a) is type(b) and len(a) == len(b) and all(map(identical, a, b))
+    if isinstance(a, dict):
+        return type(a) is type(b) and list(a) == list(b) and all(identical(a[name], b[name]) for name in a)
     return type(a) is type(b) and a == b
 
 
