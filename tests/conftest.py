@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,3 +104,13 @@ def log() -> Iterator[Log]:
     yield lines
     logger.setLevel(level)
     logger.removeHandler(handler)
+
+
+@pytest.fixture(scope="session")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Processes in which neither upstream's cache nor this package is imported."""
+    from activation.fresh_process import FreshProcesses
+
+    processes = FreshProcesses(tmp_path_factory.mktemp("fresh"))
+    yield processes
+    processes.close()
