@@ -29,8 +29,9 @@ sys.path.append(str(HERE.parent))
 async def run(model: str, scenario: dict[str, Any]) -> list[Any]:
     options = {"model": model, "dtype": "float32", "distributed_executor_backend": "uni"} | scenario["engine"]
     if options["distributed_executor_backend"] == "uni":
-        import omni_tensor_key
         from vllm_omni.plugins import load_omni_general_plugins
+
+        import omni_tensor_key
 
         load_omni_general_plugins()  # once per process; an engine that did it later would activate the extension
         (omni_tensor_key.activate if scenario["on"] else omni_tensor_key.deactivate)()

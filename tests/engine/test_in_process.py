@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import N, OFF, ON, PROMPTS, ROLLOUT, SAMPLES, Drive, pair
+from .conftest import OFF, ON, PROMPTS, ROLLOUT, SAMPLES, Drive, N, pair
 
 SYNCED = [["sync_weights", part, 1.25] for part in ("transformer", "text_encoder")]
 
