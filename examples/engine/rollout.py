@@ -32,7 +32,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 PROMPTS = ["a red cat on a blue chair", "two dogs that run", "a house of glass at night, seen from above", "rain"]
-ROLLOUTS = ["first", "after a sync of the transformer", "after a sync of the text encoder", "after sleep and wake-up"]
+ROLLOUTS = ["first", "transformer synced", "text encoder synced", "slept and woken"]
 STATES = ("off", "on")
 
 
@@ -72,7 +72,7 @@ async def run(
         ]
         done = []
         for name, prepare in zip(ROLLOUTS, between, strict=True):
-            with reporter.step(f"{state}: rollout {name}", n * len(prompts)) as advance:
+            with reporter.step(f"{state}: {name}", n * len(prompts)) as advance:
                 await prepare()
                 done.append(await model.rollout(prompts, n, size, steps, advance))
         return done
@@ -83,7 +83,7 @@ async def run(
 def table(runs: dict[str, list[Rollout]]) -> Table:
     """Lay the rollouts out, off above on."""
     made = Table("rollout", "extension", box=box.SIMPLE_HEAD)
-    for heading in ("encoder runs", "hits", "misses", "bypassed", "s in the encoder", "images bit-equal"):
+    for heading in ("encoder runs", "hits", "misses", "bypassed", "encoder seconds", "images bit-equal"):
         made.add_column(heading, justify="right")
     for name, *pair in zip(ROLLOUTS, *runs.values(), strict=True):
         equal = f"{_equal(*pair)} of {len(pair[0].bits)}"
@@ -101,11 +101,11 @@ def problems(runs: dict[str, list[Rollout]], prompts: int, n: int) -> Iterator[s
         for state, rollout in (("off", off), ("on", on)):
             if rollout.counts() != wanted[state]:
                 yield (
-                    f"Rollout {name}, extension {state}: encoder runs, hits, misses and bypassed are"
+                    f"Rollout '{name}', extension {state}: encoder runs, hits, misses and bypassed are"
                     f" {rollout.counts()}, expected {wanted[state]}."
                 )
         if _equal(off, on) != samples:
-            yield f"Rollout {name}: {samples - _equal(off, on)} of {samples} images differ."
+            yield f"Rollout '{name}': {samples - _equal(off, on)} of {samples} images differ."
 
 
 def _equal(off: Rollout, on: Rollout) -> int:
@@ -114,19 +114,21 @@ def _equal(off: Rollout, on: Rollout) -> int:
 
 def contact_sheet(runs: dict[str, list[Rollout]], n: int) -> Image.Image:
     """The samples of the first prompt in the first rollout: those without the extension above those with it."""
-    cell, label = 128, 32
+    cell, label = min(runs["off"][0].images[0].width, 128), 32
     sheet = Image.new("RGB", (label + n * cell, 2 * cell), "white")
     for row, state in enumerate(STATES):
         ImageDraw.Draw(sheet).text((6, row * cell + cell // 2), state, fill="black")
         for column, image in enumerate(runs[state][0].images[:n]):
-            sheet.paste(image.resize((cell - 2, cell - 2)), (label + column * cell, row * cell))
+            sheet.paste(image.resize((cell - 1, cell - 1)), (label + column * cell, row * cell))
     return sheet
 
 
 @contextmanager
 def quiet() -> Iterator[Console]:
     """Send what this process and its workers print to a file; the console that is yielded still writes to stdout."""
-    console = Console(file=os.fdopen(os.dup(1), "w"), highlight=False, soft_wrap=not sys.stdout.isatty())
+    console = Console(file=os.fdopen(os.dup(1), "w"), highlight=False)
+    if not console.is_terminal:
+        console.width = 120
     with tempfile.NamedTemporaryFile("w+", prefix="rollout-", suffix=".log", delete=False) as log:
         sys.stdout.flush()
         for stream in (1, 2):

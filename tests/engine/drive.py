@@ -22,8 +22,9 @@ import engine  # noqa: E402
 
 engine.prepare_environment()
 # The workers of some tests are of classes that lie here.
-os.environ["PYTHONPATH"] += os.pathsep + str(HERE.parent)
-sys.path.append(str(HERE.parent))
+for folder in (str(HERE), str(HERE.parent)):
+    os.environ["PYTHONPATH"] += os.pathsep + folder
+    sys.path.append(folder)
 
 
 async def run(model: str, scenario: dict[str, Any]) -> list[Any]:
