@@ -32,7 +32,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 PROMPTS = ["a red cat on a blue chair", "two dogs that run", "a house of glass at night, seen from above", "rain"]
-ROLLOUTS = ["first", "transformer synced", "text encoder synced", "slept and woken"]
+ROLLOUTS = ["first", "transformer sync", "encoder sync", "sleep, wake-up"]
 STATES = ("off", "on")
 
 
@@ -82,14 +82,16 @@ async def run(
 
 def table(runs: dict[str, list[Rollout]]) -> Table:
     """Lay the rollouts out, off above on."""
-    made = Table("rollout", "extension", box=box.SIMPLE_HEAD)
+    made = Table(box=box.SIMPLE_HEAD, padding=0)  # narrow enough for a terminal of 80 columns
+    for heading in ("rollout", "extension"):
+        made.add_column(heading, no_wrap=True)
     for heading in ("encoder runs", "hits", "misses", "bypassed", "encoder seconds", "images bit-equal"):
         made.add_column(heading, justify="right")
     for name, *pair in zip(ROLLOUTS, *runs.values(), strict=True):
         equal = f"{_equal(*pair)} of {len(pair[0].bits)}"
         for state, rollout in zip(STATES, pair, strict=True):
             row = (*map(str, rollout.counts()), f"{rollout.seconds:.2f}")
-            made.add_row(*(("", state, *row, "") if state == "off" else (name, state, *row, equal)))
+            made.add_row(*((name, state, *row, "") if state == "off" else ("", state, *row, equal)))
     return made
 
 
