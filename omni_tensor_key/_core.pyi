@@ -4,6 +4,8 @@ from typing import Any, final
 
 import torch
 
+_ToHost = Callable[[list[torch.Tensor]], list[torch.Tensor] | None]
+
 SIMD_PATHS: tuple[str, ...]
 CUDA_BUILD: str | None  # what the CUDA unit was compiled with and for; None in a build without it
 
@@ -24,6 +26,7 @@ class TensorKey:
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
+    def __reduce__(self) -> tuple[Callable[..., TensorKey], tuple[Any, ...]]: ...
 
 class KeyBuilder:
     def __new__(
@@ -32,24 +35,24 @@ class KeyBuilder:
         build_key: Callable[..., Any],
         not_hashable: object,
         precomputed: tuple[str, ...],
-        to_host: Callable[[list[torch.Tensor]], list[torch.Tensor] | None],
+        call_state: Callable[[], Any],
+        on_bypass: Callable[[str, str, str], object],
+        to_host: _ToHost,
         max_bytes: int,
-        on_bypass: Callable[[str, str, str, int], object] | None = None,
-        tensors_only: bool = False,
+        tensors_only: bool,
     ) -> KeyBuilder: ...
     def hashable(self, obj: Any, /) -> Any: ...
     def build_key(
         self, signature: inspect.Signature, model_tag: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], /
     ) -> Any: ...
-    def close(self) -> None: ...
-    def bypassed(self) -> dict[tuple[str, str, str], int]: ...
 
 def tensor_keys(
-    tensors: Iterable[torch.Tensor],
-    to_host: Callable[[list[torch.Tensor]], list[torch.Tensor] | None],
-    max_bytes: int,
-    /,
-) -> list[TensorKey]: ...
-def sources(key: Any, /) -> list[int] | None: ...
+    tensors: Iterable[torch.Tensor], to_host: _ToHost, max_bytes: int, cuda_unit: bool | None = None, /
+) -> list[TensorKey] | tuple[int, str]: ...
+def restore_key(
+    dtype_code: int, dtype_bits: int, device_type: int, device_index: int, shape: tuple[int, ...], content: bytes, /
+) -> TensorKey: ...
+def set_cuda_functions(
+    check_cuda_unit: Callable[[int], bool | None], note_host_copy: Callable[[str], object], /
+) -> None: ...
 def xxh3_128(data: bytes, simd_path: str, /) -> bytes: ...
-def use_cuda_unit(wanted: bool, /) -> bool: ...

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../xxh3.h"
+#include "../hash/xxh3.h"
 #include "request.h"
 
 // For loops whose copies would cost more than they save: build time, and instructions that every launch fetches anew.

@@ -24,6 +24,11 @@ __global__ void __launch_bounds__(kThreads) read_tensors(const __grid_constant__
 
 }  // namespace
 
+cudaError_t load_kernel() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(read_tensors));
+}
+
 cudaError_t launch_batch(const Batch& batch, uint32_t count, cudaStream_t stream) {
   // Not <<<>>>, which tells of an error only through cudaGetLastError(), that is, mixed up with older ones.
   void* arguments[] = {const_cast<Batch*>(&batch)};

@@ -8,6 +8,9 @@
 
 namespace otk::cuda {
 
+// Loads the kernel on the current device, which a first launch would do while others wait.
+cudaError_t load_kernel();
+
 // Starts one launch that serves the first `count` requests of `batch`, on the current device.
 cudaError_t launch_batch(const Batch& batch, uint32_t count, cudaStream_t stream);
 

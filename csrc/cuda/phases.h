@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../xxh3.h"
+#include "../hash/xxh3.h"
 #include "gather.h"
 #include "request.h"
 

@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-#include "../xxh3.h"
+#include "../hash/xxh3.h"
 #include "unit.h"
 
 namespace otk::cuda {

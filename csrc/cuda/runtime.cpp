@@ -9,11 +9,17 @@
 namespace otk::cuda {
 namespace {
 
+// Two functions of the driver, by their stable names. A CUcontext is a pointer, a CUresult an int.
+int (*get_context)(void** context) = nullptr;
+int (*set_context)(void* context) = nullptr;
+
+constexpr int32_t kMaxDevices = 64;
+
 std::mutex mutex;
 std::atomic<bool> found{false};
-std::atomic<bool> forked{false};    // in the child of a process that had used CUDA
-cudaError_t missing = cudaSuccess;  // why there will never be a runtime
-Driver functions;
+std::atomic<bool> forked{false};             // in the child of a process that had used CUDA
+cudaError_t missing = cudaSuccess;           // why there will never be a runtime
+std::atomic<void*> contexts[kMaxDevices]{};  // the primary context of each prepared device
 
 // The fork handler runs in the child, where another thread of the parent may have held the mutex: only a flag is set.
 void note_fork() { forked.store(true, std::memory_order_relaxed); }
@@ -36,35 +42,18 @@ cudaError_t find_function(const char* name, Function& function) {
   return cudaSuccess;
 }
 
-// Errors that say the unit can never work here, while torch may: its runtime is another one.
-bool is_unavailable(cudaError_t error) {
-  switch (error) {
-    case cudaErrorNoDevice:
-    case cudaErrorInsufficientDriver:
-    case cudaErrorStubLibrary:
-    case cudaErrorSystemDriverMismatch:
-    case cudaErrorCompatNotSupportedOnDevice:
-    case cudaErrorCallRequiresNewerDriver:
-    case cudaErrorNoKernelImageForDevice:
-    case cudaErrorUnsupportedPtxVersion:
-    case cudaErrorJitCompilerNotFound:
-    case cudaErrorJitCompilationDisabled:
-    case cudaErrorMemoryAllocation:
-      return true;
-    default:
-      return false;
-  }
-}
-
-const char* advice(cudaError_t error) {
+// What to do about an error. `unavailable` where the unit cannot work here, while torch may: its runtime is another
+// one.
+const char* advice(cudaError_t error, bool& unavailable) {
+  unavailable = true;
   switch (error) {
     case cudaErrorInsufficientDriver:
-      return "The driver is older than the CUDA runtime in this build; update it, or build with an older nvcc.";
+      return " The driver is older than the CUDA runtime in this build; update it, or build with an older nvcc.";
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorUnsupportedPtxVersion:
-      return "This build has no code for this GPU; build with an nvcc that knows it.";
+      return " This build has no code for this GPU; build with an nvcc that knows it.";
     case cudaErrorMemoryAllocation:
-      return "The device's memory or the pinned memory that this process may take (`ulimit -l`) is used up.";
+      return " The device's memory or the pinned memory that this process may take (`ulimit -l`) is used up.";
     case cudaErrorNoDevice:
     case cudaErrorStubLibrary:
     case cudaErrorSystemDriverMismatch:
@@ -73,12 +62,14 @@ const char* advice(cudaError_t error) {
     case cudaErrorJitCompilerNotFound:
     case cudaErrorJitCompilationDisabled:
       return "";
-    case cudaErrorInitializationError:
-      return "If this process was forked from one that had used CUDA, start it with the spawn method instead.";
     default:
-      return "Earlier asynchronous work on the device may be the cause; CUDA_LAUNCH_BLOCKING=1 shows where it was "
-             "started.";
+      unavailable = false;
   }
+  if (error == cudaErrorInitializationError) {
+    return " If this process was forked from one that had used CUDA, start it with the spawn method instead.";
+  }
+  return " Earlier asynchronous work on the device may be the cause; CUDA_LAUNCH_BLOCKING=1 shows where it was "
+         "started.";
 }
 
 }  // namespace
@@ -86,11 +77,12 @@ const char* advice(cudaError_t error) {
 OtkCudaStatus report(cudaError_t error, const char* call, int device, OtkCudaText* text) {
   char where[32] = "";
   if (device >= 0) snprintf(where, sizeof where, " on cuda:%d", device);
-  const char* hint = advice(error);
-  snprintf(text->text, sizeof text->text, "omni_tensor_key: %s failed%s: %s (%s).%s%s", call, where,
-           cudaGetErrorString(error), cudaGetErrorName(error), *hint == '\0' ? "" : " ", hint);
+  bool unavailable;
+  const char* hint = advice(error, unavailable);
+  snprintf(text->text, sizeof text->text, "omni_tensor_key: %s failed%s: %s (%s).%s", call, where,
+           cudaGetErrorString(error), cudaGetErrorName(error), hint);
   cudaGetLastError();  // told now: the next call must not find it
-  return is_unavailable(error) ? OTK_CUDA_UNAVAILABLE : OTK_CUDA_FAILED;
+  return unavailable ? OTK_CUDA_UNAVAILABLE : OTK_CUDA_FAILED;
 }
 
 OtkCudaStatus find_runtime(OtkCudaText* text) {
@@ -107,20 +99,66 @@ OtkCudaStatus find_runtime(OtkCudaText* text) {
     int devices = 0;
     cudaError_t error = cudaGetDeviceCount(&devices);
     if (error == cudaSuccess && devices == 0) error = cudaErrorNoDevice;
-    if (error == cudaSuccess) error = find_function("cuCtxGetCurrent", functions.get_context);
-    if (error == cudaSuccess) error = find_function("cuCtxSetCurrent", functions.set_context);
+    if (error == cudaSuccess) error = find_function("cuCtxGetCurrent", get_context);
+    if (error == cudaSuccess) error = find_function("cuCtxSetCurrent", set_context);
     if (error == cudaSuccess && pthread_atfork(nullptr, nullptr, note_fork) != 0) error = cudaErrorMemoryAllocation;
     if (error == cudaSuccess) {
       found.store(true, std::memory_order_release);
       return OTK_CUDA_OK;
     }
-    if (!is_unavailable(error) || error == cudaErrorMemoryAllocation)
-      return report(error, "initializing CUDA", -1, text);
-    missing = error;
+    const OtkCudaStatus status = report(error, "initializing CUDA", -1, text);
+    if (status == OTK_CUDA_UNAVAILABLE && error != cudaErrorMemoryAllocation) missing = error;
+    return status;
   }
   return report(missing, "initializing CUDA", -1, text);
 }
 
-const Driver& driver() { return functions; }
+bool is_prepared(int32_t device) {
+  return device >= 0 && device < kMaxDevices && contexts[device].load(std::memory_order_acquire) != nullptr &&
+         !forked.load(std::memory_order_relaxed);
+}
+
+OtkCudaStatus note_prepared(int32_t device, OtkCudaText* text) {
+  void* context = nullptr;
+  get_context(&context);
+  if (device < 0 || device >= kMaxDevices || context == nullptr) {
+    return report(cudaErrorInvalidDevice, "preparing", device, text);
+  }
+  contexts[device].store(context, std::memory_order_release);
+  return OTK_CUDA_OK;
+}
 
 }  // namespace otk::cuda
+
+using namespace otk::cuda;
+
+OtkCudaStatus otk_cuda_enter(int32_t device, OtkCudaScope* scope, OtkCudaText* text) {
+  scope->context = nullptr;
+  scope->mode = cudaStreamCaptureModeRelaxed;
+  get_context(&scope->context);
+  // The context is put back by the driver's function: cudaSetDevice() would make device 0's context for a thread that
+  // had none, and take some hundred MiB of a device that may be somebody else's.
+  scope->changed = !is_prepared(device) || scope->context != contexts[device].load(std::memory_order_relaxed);
+  if (scope->changed) {
+    if (const cudaError_t error = cudaSetDevice(device)) {
+      scope->mode = -1;
+      return report(error, "cudaSetDevice()", device, text);
+    }
+  }
+  // While any thread captures a graph in the default mode, an allocation or a wait on another thread would end that
+  // capture with an error. Ours touch nothing that a capture could see. The exchange comes after the context: on a
+  // thread that has none it would make device 0's as well.
+  auto mode = cudaStreamCaptureModeRelaxed;
+  if (const cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode)) {
+    scope->mode = -1;
+    return report(error, "cudaThreadExchangeStreamCaptureMode()", device, text);
+  }
+  scope->mode = mode;
+  return OTK_CUDA_OK;
+}
+
+void otk_cuda_leave(const OtkCudaScope* scope) {
+  auto mode = static_cast<cudaStreamCaptureMode>(scope->mode);
+  if (scope->mode >= 0) cudaThreadExchangeStreamCaptureMode(&mode);
+  if (scope->changed) set_context(scope->context);
+}

@@ -1,9 +1,8 @@
-// The CUDA runtime of this process: found at the first tensor, and how its errors are told.
+// The CUDA runtime of this process: how it is found, entered and left, and how its errors are told.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include "guards.h"
 #include "unit.h"
 
 namespace otk::cuda {
@@ -11,8 +10,11 @@ namespace otk::cuda {
 // Finds driver and devices at its first call. OTK_CUDA_UNAVAILABLE is final.
 OtkCudaStatus find_runtime(OtkCudaText* text);
 
-// After find_runtime() returned OTK_CUDA_OK.
-const Driver& driver();
+// Whether otk_cuda_prepare() has succeeded for a device in this process, and not in the one that it was forked from.
+bool is_prepared(int32_t device);
+
+// Says so, once the device's context is current.
+OtkCudaStatus note_prepared(int32_t device, OtkCudaText* text);
 
 // The status for an error of `call` on `device`, which may be -1 for none; with its text.
 OtkCudaStatus report(cudaError_t error, const char* call, int device, OtkCudaText* text);

@@ -2,38 +2,29 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <utility>
+#include "unit.h"
+
+// A loan: a buffer, and what is read into it. Digests come first, then where each content is, then the contents.
+struct OtkCudaRead {
+  uint8_t* data;
+  size_t size;
+  OtkCudaRead* next;  // in the pool
+  OtkCudaScope scope;
+  int32_t device;
+  cudaStream_t stream;
+  bool in_flight;  // the device may write to the buffer
+  size_t count;
+};
 
 namespace otk::cuda {
 
-// A loan. The memory goes back to the pool with it, unless it was abandoned.
-class Staging {
- public:
-  Staging() = default;
-  Staging(Staging&& other) noexcept : buffer_(std::exchange(other.buffer_, nullptr)) {}
-  Staging& operator=(Staging&& other) noexcept {
-    std::swap(buffer_, other.buffer_);
-    return *this;
-  }
-  ~Staging();
+// Takes the smallest free buffer of at least `size` bytes, aligned to a page; null where there is none.
+OtkCudaRead* borrow_staging(size_t size);
 
-  // Borrows at least `size` bytes, aligned to a page. Every device can write to them at this address.
-  cudaError_t borrow(size_t size);
+void return_staging(OtkCudaRead* read);
 
-  // Never lends the memory again: a device may still write to it.
-  void abandon() { buffer_ = nullptr; }
-
-  uint8_t* data() const;
-
- private:
-  struct Buffer;
-  class Pool;
-  static Pool& pool();
-
-  Buffer* buffer_ = nullptr;
-};
+// Allocates a buffer and puts it into the pool. Every device can write to it at the host's address.
+cudaError_t add_staging(size_t size);
 
 }  // namespace otk::cuda

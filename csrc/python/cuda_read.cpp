@@ -2,45 +2,64 @@
 
 #include <string.h>
 
-#include <algorithm>
-#include <set>
+#include <map>
 
 #include "torch_tensor.h"
 
-#if defined(OTK_CUDA_BUILD)
-#include "../cuda/unit.h"
-#endif
-
 namespace otk::py {
-
-thread_local bool cuda_unit_wanted = true;
-
 namespace {
 
-// Another value puts the test device in CUDA's place, on machines without a GPU.
-#if !defined(OTK_CUDA_DEVICE)
-#define OTK_CUDA_DEVICE dlpack::kCuda
-#endif
+PyObject* check_function = nullptr;
+PyObject* note_function = nullptr;
 
-// Has Python log, once per text, why CUDA tensors are copied to the host by torch.
-bool note_host_copy(const char* why) {
-  const Ref module = Ref::steal(PyImport_ImportModule("omni_tensor_key.host_copy"));
-  const Ref done = module ? Ref::steal(PyObject_CallMethod(module.get(), "note_host_copy", "s", why)) : Ref();
-  return static_cast<bool>(done);
+// Leaves the tensors to torch. Why is logged, once per text.
+bool leave_to_torch(CudaUse use, const char* why) {
+  if (use == CudaUse::kAlways) {
+    PyErr_Format(PyExc_RuntimeError, "the CUDA unit cannot read these tensors: %s", why);
+    return false;
+  }
+  return note_function == nullptr || Ref::steal(PyObject_CallFunction(note_function, "s", why));
+}
+
+std::vector<DeviceTensor*> on_cuda(std::vector<DeviceTensor>& tensors) {
+  std::vector<DeviceTensor*> found;
+  found.reserve(tensors.size());
+  for (DeviceTensor& item : tensors) {
+    if (item.key->device.type == kCudaDevice) found.push_back(&item);
+  }
+  return found;
 }
 
 }  // namespace
+
+void set_cuda_functions(PyObject* check_cuda_unit, PyObject* note_host_copy) {
+  check_function = check_cuda_unit;
+  note_function = note_host_copy;
+}
+
+void describe_cuda(const TensorView& view, OtkCudaTensor& described) {
+  described.data = view.data;
+  described.nbytes = view.nbytes;
+  described.item_size = view.item_size;
+  described.ndim = 1;
+  described.shape[0] = static_cast<int64_t>(view.nbytes / view.item_size);
+  described.strides[0] = 1;
+  if (view.contiguous) return;
+  const Strided loop = collapse(view);
+  described.ndim = static_cast<uint32_t>(loop.ndim);
+  for (int32_t i = 0; i < loop.ndim && i < OTK_CUDA_MAX_DIMS; ++i) {
+    described.shape[i] = loop.shape[i];
+    described.strides[i] = loop.strides[i];
+  }
+}
 
 #if !defined(OTK_CUDA_BUILD)
 
 const char* const cuda_build = nullptr;
 
-bool cuda_unit_used() { return cuda_unit_wanted; }
-
-bool read_cuda(const std::vector<PendingKey*>& items, uint64_t, Reason&) {
-  const auto is_cuda = [](const PendingKey* item) { return item->object()->device.type == OTK_CUDA_DEVICE; };
-  return std::none_of(items.begin(), items.end(), is_cuda) ||
-         note_host_copy("omni_tensor_key was built without its CUDA unit (no nvcc, or OMNI_TENSOR_KEY_CUDA=0).");
+bool read_cuda(std::vector<DeviceTensor>& tensors, uint64_t, CudaUse use, Reason&) {
+  if (use == CudaUse::kNever || on_cuda(tensors).empty()) return true;
+  return leave_to_torch(use, "omni_tensor_key was built without its CUDA unit (no nvcc, or OMNI_TENSOR_KEY_CUDA=0).");
 }
 
 #else
@@ -49,140 +68,131 @@ const char* const cuda_build = OTK_CUDA_BUILD;
 
 namespace {
 
-// The unit's first reading on a device is compared with torch's, by Python code that comes back to this file: a kernel
-// that reads wrongly would otherwise show in nothing but wrong hits. Guarded by the GIL.
-std::set<int32_t> being_compared;
-std::set<int32_t> compared;
+// What is known of the unit on each device: its first use there is compared with torch's copies, since a kernel that
+// reads wrongly would show in nothing but wrong hits. Guarded by the GIL.
+enum class Trust { kUnknown, kChecking, kRight };
+std::map<int32_t, Trust> trust;
 bool is_wrong = false;  // on some device; the unit is not used again
-thread_local bool comparing = false;
 
-// Whether what the unit has read on the tensor's device can be used. False with an error set.
-bool ask_trust(const PendingKey& item, bool& trusted) {
-  const int32_t device = item.object()->device.id;
-  trusted = comparing || compared.count(device) > 0;
-  if (trusted || !being_compared.insert(device).second) return true;
-  comparing = true;
-  const Ref module = Ref::steal(PyImport_ImportModule("omni_tensor_key.cuda_check"));
-  PyObject* tensor = item.tensor.get();
-  const Ref equal = module ? Ref::steal(PyObject_CallMethod(module.get(), "compare_with_torch", "O", tensor)) : Ref();
-  comparing = false;
-  being_compared.erase(device);
-  trusted = equal.get() == Py_True;
-  if (trusted) compared.insert(device);
-  if (equal.get() == Py_False) is_wrong = true;
-  return static_cast<bool>(equal);
-}
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(state_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
 
-// Whether all of them can; the keys are left for torch to fill where not.
-bool keep_trusted(const std::vector<PendingKey*>& items) {
-  bool trusted = true;
-  for (size_t i = 0; trusted && i < items.size(); ++i) {
-    if (!ask_trust(*items[i], trusted)) return false;
-  }
-  if (trusted) return true;
-  for (PendingKey* item : items) unseal(item->object());
-  return true;
-}
-
-// Tensors of all devices, those of one device together.
-struct Tensors {
-  std::vector<PendingKey*> items;
-  std::vector<OtkCudaTensor> described;
-  std::vector<OtkCudaGroup> groups;
+ private:
+  PyThreadState* state_;
 };
 
-bool describe(PendingKey& item, uint64_t max_bytes, OtkCudaTensor& out, Reason& reason) {
-  KeyObject* key = item.object();
-  out.nbytes = key->nbytes;
-  out.item_size = key->dtype.bits / 8;
-  out.ndim = 1;
-  out.shape[0] = static_cast<int64_t>(key->nbytes / out.item_size);
-  out.strides[0] = 1;
-  TensorView view;
-  if (!view_tensor(item.tensor.get(), max_bytes, view, reason)) return false;
-  if (reason != Reason::kNone) return true;
-  if (!describes(key, view) || !on_device_of(key, view)) {
-    reason = Reason::kChanged;
-    return true;
-  }
-  key->source = reinterpret_cast<uintptr_t>(view.data);
-  out.data = view.data;
-  if (view.contiguous) return true;
-  const Strided loop = collapse(view);
-  out.ndim = static_cast<uint32_t>(loop.ndim);  // too many: otk_cuda_readable() says so
-  for (int32_t i = 0; i < loop.ndim && i < OTK_CUDA_MAX_DIMS; ++i) {
-    out.shape[i] = loop.shape[i];
-    out.strides[i] = loop.strides[i];
-  }
-  return true;
+OtkCudaStatus prepare(const std::vector<DeviceTensor*>& items, OtkCudaText& text) {
+  uint64_t nbytes = 0;
+  for (const DeviceTensor* item : items) nbytes += item->key->nbytes;
+  const int32_t device = items[0]->key->device.id;
+  const WithoutGil without_gil;
+  return otk_cuda_prepare(device, items.size(), nbytes, &text);
 }
 
-bool describe_all(const std::vector<PendingKey*>& items, uint64_t max_bytes, Tensors& tensors, Reason& reason) {
-  std::vector<PendingKey*> on_cuda;
-  for (PendingKey* item : items) {
-    if (item->object()->device.type == OTK_CUDA_DEVICE) on_cuda.push_back(item);
+// Compares the unit's first reading on a device with torch's. Python code runs: what tensors were described as is void.
+OtkCudaStatus check_first_use(const std::vector<DeviceTensor*>& items, OtkCudaText& text) {
+  const int32_t device = items[0]->key->device.id;
+  OtkCudaStatus status = prepare(items, text);
+  if (status != OTK_CUDA_OK) return status;
+  // torch's copies must not end a capture on another thread either.
+  OtkCudaScope scope;
+  status = otk_cuda_enter(device, &scope, &text);
+  if (status == OTK_CUDA_OK) {
+    trust[device] = Trust::kChecking;
+    const Ref right = Ref::steal(PyObject_CallFunction(check_function, "i", static_cast<int>(device)));
+    trust[device] = right.get() == Py_True ? Trust::kRight : Trust::kUnknown;
+    if (right.get() == Py_False) is_wrong = true;
   }
-  std::stable_sort(on_cuda.begin(), on_cuda.end(), [](const PendingKey* a, const PendingKey* b) {
-    return a->object()->device.id < b->object()->device.id;
-  });
-  tensors.described.reserve(on_cuda.size());  // the groups point into it
-  for (PendingKey* item : on_cuda) {
-    OtkCudaTensor described;
-    if (!describe(*item, max_bytes, described, reason)) return false;
-    if (reason != Reason::kNone) return true;
-    if (!otk_cuda_readable(&described)) continue;
-    const int32_t device = item->object()->device.id;
-    if (tensors.groups.empty() || tensors.groups.back().device != device) {
-      void* stream = nullptr;
-      bool known;
-      if (!current_cuda_stream(device, &stream, known)) return false;
-      if (!known) return note_host_copy("torch's DLPack table has no function that tells the current stream.");
-      tensors.groups.push_back({device, stream, tensors.described.data() + tensors.described.size(), 0});
+  otk_cuda_leave(&scope);
+  return status;
+}
+
+// Describes tensors anew, after other code has run.
+bool describe_again(const std::vector<DeviceTensor*>& items, uint64_t max_bytes, Reason& reason) {
+  for (DeviceTensor* item : items) {
+    TensorView view;
+    if (!view_tensor(item->tensor, max_bytes, view, reason)) return false;
+    if (reason == Reason::kNone && !(describes(item->key, view) && on_device_of(item->key, view))) {
+      reason = Reason::kChanged;
     }
-    tensors.items.push_back(item);
-    tensors.described.push_back(described);
-    ++tensors.groups.back().count;
+    if (reason != Reason::kNone) return true;
+    describe_cuda(view, item->described);
   }
   return true;
 }
 
-// Waits without the GIL: the work before ours on the stream may take long. The launch was made with it, so that no
-// Python code could free the memory in between; what is launched, every allocator waits for.
-OtkCudaStatus wait_and_copy(OtkCudaRead* read, const Tensors& tensors, OtkCudaText* text) {
-  PyThreadState* released = PyEval_SaveThread();
-  const OtkCudaStatus status = otk_cuda_wait(read, text);
-  for (size_t i = 0; status == OTK_CUDA_OK && i < tensors.items.size(); ++i) {
-    KeyObject* key = tensors.items[i]->object();
+// Launches with the GIL, so that no Python code can free the tensors' memory before: what is launched, every allocator
+// waits for. Waits without it: the work before ours on the stream may take long.
+OtkCudaStatus launch_and_wait(const std::vector<DeviceTensor*>& items, void* stream, OtkCudaText& text) {
+  std::vector<OtkCudaTensor> described;
+  described.reserve(items.size());
+  for (const DeviceTensor* item : items) described.push_back(item->described);
+  OtkCudaRead* read;
+  OtkCudaStatus status =
+      otk_cuda_launch(items[0]->key->device.id, stream, described.data(), described.size(), &read, &text);
+  if (status != OTK_CUDA_OK) return status;
+  const WithoutGil without_gil;
+  status = otk_cuda_wait(read, &text);
+  for (size_t i = 0; status == OTK_CUDA_OK && i < items.size(); ++i) {
+    KeyObject* key = items[i]->key;
     const OtkCudaResult result = otk_cuda_result(read, i);
     memcpy(key->content(), result.content, key->nbytes);
     seal(key, {result.digest_low, result.digest_high});
   }
   otk_cuda_release(read);
-  PyEval_RestoreThread(released);
   return status;
+}
+
+// One try. OTK_CUDA_UNPREPARED: other code has run, so describe the tensors anew and try again. With OTK_CUDA_OK the
+// keys may be left to torch; an error may be set.
+OtkCudaStatus try_to_read(const std::vector<DeviceTensor*>& items, CudaUse use, OtkCudaText& text) {
+  const int32_t device = items[0]->key->device.id;
+  if (use == CudaUse::kWhereRight && trust[device] != Trust::kRight) {
+    if (trust[device] == Trust::kChecking) return OTK_CUDA_OK;
+    const OtkCudaStatus status = check_first_use(items, text);
+    return status == OTK_CUDA_OK && trust[device] == Trust::kRight ? OTK_CUDA_UNPREPARED : status;
+  }
+  void* stream = nullptr;
+  bool known;
+  if (!current_cuda_stream(device, &stream, known)) return OTK_CUDA_OK;
+  if (!known) {
+    strcpy(text.text, "torch's DLPack table has no function that tells the current stream.");
+    return OTK_CUDA_UNAVAILABLE;
+  }
+  OtkCudaStatus status = launch_and_wait(items, stream, text);
+  if (status != OTK_CUDA_UNPREPARED) return status;
+  status = prepare(items, text);
+  return status == OTK_CUDA_OK ? OTK_CUDA_UNPREPARED : status;
 }
 
 }  // namespace
 
-bool cuda_unit_used() { return cuda_unit_wanted && !is_wrong; }
-
-bool read_cuda(const std::vector<PendingKey*>& items, uint64_t max_bytes, Reason& reason) {
-  if (!cuda_unit_used()) return true;
-  Tensors tensors;
-  if (!describe_all(items, max_bytes, tensors, reason)) return false;
-  if (reason != Reason::kNone || tensors.items.empty()) return true;
-  OtkCudaRead* read;
+bool read_cuda(std::vector<DeviceTensor>& tensors, uint64_t max_bytes, CudaUse use, Reason& reason) {
+  const std::vector<DeviceTensor*> items = on_cuda(tensors);
+  if (items.empty() || use == CudaUse::kNever || (is_wrong && use != CudaUse::kAlways)) return true;
+  for (const DeviceTensor* item : items) {
+    if (item->key->device.id == items[0]->key->device.id) continue;
+    return use != CudaUse::kAlways || leave_to_torch(use, "they are on several devices.");
+  }
   OtkCudaText text;
-  OtkCudaStatus status = otk_cuda_launch(tensors.groups.data(), tensors.groups.size(), &read, &text);
-  if (status == OTK_CUDA_OK) status = wait_and_copy(read, tensors, &text);
+  OtkCudaStatus status = try_to_read(items, use, text);
+  while (status == OTK_CUDA_UNPREPARED) {
+    if (!describe_again(items, max_bytes, reason)) return false;
+    if (reason != Reason::kNone) return true;
+    status = try_to_read(items, use, text);
+  }
   switch (status) {
     case OTK_CUDA_OK:
-      return keep_trusted(tensors.items);
+      return PyErr_Occurred() == nullptr;
     case OTK_CUDA_CAPTURING:
       reason = Reason::kGraphCapture;
       return true;
     case OTK_CUDA_UNAVAILABLE:
-      return note_host_copy(text.text);
+      return leave_to_torch(use, text.text);
     default:
       PyErr_SetString(PyExc_RuntimeError, text.text);
       return false;

@@ -3,21 +3,42 @@
 
 #include <vector>
 
-#include "pending.h"
+#include "../cuda/unit.h"
+#include "tensor_key.h"
 
 namespace otk::py {
+
+// Another value puts the test device in CUDA's place, on machines without a GPU.
+#if !defined(OTK_CUDA_DEVICE)
+#define OTK_CUDA_DEVICE dlpack::kCuda
+#endif
+constexpr int32_t kCudaDevice = OTK_CUDA_DEVICE;
 
 // What the CUDA unit in this build was compiled with and for, or null in a build without it.
 extern const char* const cuda_build;
 
-// Whether this thread's CUDA tensors are read by the unit, where there is one. Tests and benchmarks turn it off.
-extern thread_local bool cuda_unit_wanted;
+// Whether a call's CUDA tensors are read by the unit: where it has been found right on their device, always (an error
+// is raised where it cannot), or never.
+enum class CudaUse { kWhereRight, kAlways, kNever };
 
-// The same, unless the unit was found to read wrongly.
-bool cuda_unit_used();
+// A tensor on a device, its key, and its description where the device is CUDA's. The references are borrowed.
+struct DeviceTensor {
+  PyObject* tensor;
+  KeyObject* key;
+  OtkCudaTensor described;
+};
 
-// Fills those of `items` that are CUDA tensors. The others stay as they are, and so do those that the unit cannot read
-// here; why is logged once. False with an error set; `reason` says why the call must bypass instead.
-bool read_cuda(const std::vector<PendingKey*>& items, uint64_t max_bytes, Reason& reason);
+// Fills `described` from a view that was made right now.
+void describe_cuda(const TensorView& view, OtkCudaTensor& described);
+
+// Fills and seals the keys of CUDA tensors, which were described since other code last ran. Those of other devices stay
+// as they are, and so do all where the unit cannot read them here or they are on several devices; torch copies them
+// then. False with an error set; `reason` says why the call must bypass instead.
+bool read_cuda(std::vector<DeviceTensor>& tensors, uint64_t max_bytes, CudaUse use, Reason& reason);
+
+// The functions of omni_tensor_key.keys that are called for CUDA tensors: check_cuda_unit(index) tells whether the unit
+// reads right on a device, or None where that cannot be told now; note_host_copy(why) logs why torch copies. Borrowed
+// for the life of the process.
+void set_cuda_functions(PyObject* check_cuda_unit, PyObject* note_host_copy);
 
 }  // namespace otk::py
