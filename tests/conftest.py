@@ -24,8 +24,27 @@ sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    # In the form with "=": pytest reads a path after a space as a place to look for conftest.py files, too.
+    parser.addoption(
+        "--verl-omni",
+        metavar="PATH",
+        default=os.environ.get("VERL_OMNI"),
+        help="checkout of verl-omni whose adapters are run; VERL_OMNI in the environment says it, too",
+    )
+
+
 def pytest_report_header() -> str:
     return f"OMNI_TENSOR_KEY_TEST_SEED={SEED}"
+
+
+@pytest.fixture(scope="session")
+def verl_omni(pytestconfig: pytest.Config) -> str:
+    """The checkout of verl-omni."""
+    path = pytestconfig.getoption("--verl-omni")
+    if not path:
+        pytest.skip("needs a checkout of verl-omni: --verl-omni=PATH, or VERL_OMNI=PATH in the environment")
+    return str(Path(path).resolve())
 
 
 @pytest.fixture(scope="session")
