@@ -1,4 +1,4 @@
-"""The CUDA unit on machines without CUDA: its phases and its launcher, compiled for the host."""
+"""The CUDA unit on machines without CUDA: its launcher on a stand-in for CUDA's runtime."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import xxhash
 
 from omni_tensor_key import _core
 
@@ -22,12 +22,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CSRC = ROOT / "csrc"
 FAKE = HERE / "fake_runtime"
+HASH = CSRC
 MAX_DIMS = 8
-# How device code reads unaligned words. GCC cannot see that an aligned address is not rounded down out of its object.
-WORD_READS = ["-DOTK_WORD_READS", "-Wno-array-bounds"]
-
-OK, CAPTURING, UNAVAILABLE, FAILED = range(4)  # OtkCudaStatus
-FORWARD, REVERSE, RANDOM = range(3)  # host_run.cpp's order of the threads
+OK, UNPREPARED, CAPTURING, UNAVAILABLE, FAILED = range(5)  # OtkCudaStatus
 
 
 class CTensor(ctypes.Structure):
@@ -40,17 +37,6 @@ class CTensor(ctypes.Structure):
         ("ndim", ctypes.c_uint32),
         ("shape", ctypes.c_int64 * MAX_DIMS),
         ("strides", ctypes.c_int64 * MAX_DIMS),
-    ]
-
-
-class CGroup(ctypes.Structure):
-    """OtkCudaGroup."""
-
-    _fields_ = [
-        ("device", ctypes.c_int32),
-        ("stream", ctypes.c_void_p),
-        ("tensors", ctypes.POINTER(CTensor)),
-        ("count", ctypes.c_size_t),
     ]
 
 
@@ -76,10 +62,6 @@ def describe(array: np.ndarray) -> CTensor:
     place = array.__array_interface__["data"][0]
     ints = ctypes.c_int64 * MAX_DIMS
     return CTensor(place, array.nbytes, array.itemsize, len(loops), ints(*shape), ints(*strides))
-
-
-def hexdigest(low: int, high: int) -> str:
-    return f"{high:016x}{low:016x}"
 
 
 def build_native(output: Path, *args: str | Path) -> Path:
@@ -127,81 +109,58 @@ def run_cases(tmp_path: Path) -> Callable[..., None]:
     return run
 
 
-@dataclass
-class HostRun:
-    """The kernel's phases, run thread by thread."""
-
-    library: ctypes.CDLL
-
-    def __call__(
-        self, array: np.ndarray, threads: int = 512, order: int = FORWARD, seed: int = 0
-    ) -> tuple[bytes, str] | None:
-        """The content and the digest that the kernel would write, or None for a layout that it does not read."""
-        size = (array.nbytes + 15) // 16 * 16
-        # Aligned as staging memory is, with a guard behind.
-        backing = np.full(size + 32, 0xA5, np.uint8)
-        start = -backing.ctypes.data % 16
-        digest = (ctypes.c_uint64 * 2)()
-        read = self.library.otk_host_run(
-            ctypes.byref(describe(array)),
-            ctypes.c_uint32(threads),
-            ctypes.c_int(order),
-            ctypes.c_uint64(seed),
-            ctypes.c_void_p(backing.ctypes.data + start),
-            digest,
-        )
-        if not read:
-            return None
-        assert (backing[:start] == 0xA5).all()
-        assert (backing[start + size :] == 0xA5).all()
-        return backing[start : start + array.nbytes].tobytes(), hexdigest(*digest)
-
-    def plan(self, array: np.ndarray) -> tuple[int, int]:
-        """Bytes per load and dimensions."""
-        unit, ndim = ctypes.c_uint32(), ctypes.c_uint32()
-        self.library.otk_host_plan(ctypes.byref(describe(array)), ctypes.byref(unit), ctypes.byref(ndim))
-        return unit.value, ndim.value
-
-
-@pytest.fixture(scope="session", params=["byte reads", "word reads"])
-def host_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HostRun:
-    """Both of xxh3.h's ways to read unaligned words: the host's and the GPU's."""
-    output = tmp_path_factory.mktemp("host_run") / "host_run.so"
-    words = WORD_READS if request.param == "word reads" else []
-    build_native(output, "-O2", "-shared", *words, HERE / "host_run.cpp")
-    return HostRun(ctypes.CDLL(str(output)))
-
-
 class Unit:
-    """The launcher on the fake runtime, with the state of a process that has just started."""
+    """The launcher on a stand-in runtime, with the state of a process that has just started."""
+
+    describe = staticmethod(describe)
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.library = library = ctypes.CDLL(str(path))
         library.otk_cuda_result.restype = CResult
-        library.otk_cuda_readable.restype = ctypes.c_bool
         self._text = ctypes.create_string_buffer(512)
 
     @property
     def text(self) -> str:
         return self._text.value.decode()
 
-    def launch(self, *groups: tuple[int, int, Sequence[np.ndarray]]) -> tuple[int, ctypes.c_void_p]:
-        """Launch groups of (device, stream, arrays); the status and the read."""
-        described = (CGroup * len(groups))()
-        for group, (device, stream, arrays) in zip(described, groups, strict=True):
-            tensors = (CTensor * len(arrays))(*map(describe, arrays))
-            group.device, group.stream, group.tensors, group.count = device, stream, tensors, len(arrays)
+    def prepare(self, device: int, count: int, nbytes: int) -> int:
+        return int(self.library.otk_cuda_prepare(device, ctypes.c_size_t(count), ctypes.c_uint64(nbytes), self._text))
+
+    def launch_prepared(self, device: int, stream: int, tensors: Sequence[CTensor]) -> tuple[int, ctypes.c_void_p]:
+        """The status and the read."""
         read = ctypes.c_void_p()
-        status = self.library.otk_cuda_launch(described, ctypes.c_size_t(len(groups)), ctypes.byref(read), self._text)
+        status = self.library.otk_cuda_launch(
+            device, ctypes.c_void_p(stream), (CTensor * len(tensors))(*tensors), ctypes.c_size_t(len(tensors)),
+            ctypes.byref(read), self._text,
+        )  # fmt: skip
+        return status, read
+
+    def launch(self, device: int, stream: int, arrays: Sequence[np.ndarray | CTensor]) -> tuple[int, ctypes.c_void_p]:
+        """The same, prepared where it must be."""
+        tensors = [array if isinstance(array, CTensor) else describe(array) for array in arrays]
+        status, read = self.launch_prepared(device, stream, tensors)
+        if status == UNPREPARED:
+            status = self.prepare(device, len(tensors), sum(tensor.nbytes for tensor in tensors))
+            if status == OK:
+                status, read = self.launch_prepared(device, stream, tensors)
         return status, read
 
     def wait(self, read: ctypes.c_void_p) -> int:
         return int(self.library.otk_cuda_wait(read, self._text))
 
-    def result(self, read: ctypes.c_void_p, index: int, nbytes: int) -> tuple[bytes, str]:
-        result = self.library.otk_cuda_result(read, ctypes.c_size_t(index))
-        return ctypes.string_at(result.content, nbytes), hexdigest(result.digest_low, result.digest_high)
+    def result(self, read: ctypes.c_void_p, index: int) -> CResult:
+        return self.library.otk_cuda_result(read, ctypes.c_size_t(index))
+
+    def check(self, read: ctypes.c_void_p, arrays: Sequence[np.ndarray]) -> None:
+        """The bytes are numpy's, and the digests those of the xxhash package."""
+        for i, array in enumerate(arrays):
+            content = np.ascontiguousarray(array).tobytes()
+            result = self.result(read, i)
+            about = f"{array.dtype} {array.shape} {array.strides}"
+            assert ctypes.string_at(result.content, array.nbytes) == content, about
+            digest = f"{result.digest_high:016x}{result.digest_low:016x}"
+            assert digest == xxhash.xxh3_128_hexdigest(content), about
 
     def release(self, read: ctypes.c_void_p) -> None:
         self.library.otk_cuda_release(read)
@@ -217,9 +176,8 @@ class Unit:
 @pytest.fixture(scope="session")
 def unit_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("unit") / "unit.so"
-    return build_native(
-        output, "-O1", "-shared", *WORD_READS, *sorted((CSRC / "cuda").glob("*.cpp")), FAKE / "runtime.cpp"
-    )
+    sources = [*sorted((CSRC / "cuda").glob("*.cpp")), *sorted(HASH.glob("xxh3_*.cpp")), *sorted(FAKE.glob("*.cpp"))]
+    return build_native(output, "-O1", "-shared", *sources)
 
 
 @pytest.fixture
@@ -230,18 +188,6 @@ def unit(unit_library: Path, tmp_path: Path) -> Unit:
 @pytest.fixture(scope="session")
 def unit_class() -> type[Unit]:
     return Unit
-
-
-@pytest.fixture(scope="session")
-def race_check(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Compiles race_check.cpp with the given flags."""
-
-    def build(*flags: str) -> Path:
-        output = tmp_path_factory.mktemp("race_check") / "race_check"
-        dispatch = sorted(CSRC.glob("xxh3_*.cpp"))
-        return build_native(output, "-O1", *WORD_READS, *flags, HERE / "race_check.cpp", *dispatch)
-
-    return build
 
 
 @pytest.fixture

@@ -49,10 +49,15 @@ Case make_case(size_t items, uint32_t item_size, int64_t stride, size_t offset, 
 bool check(const std::vector<Case>& cases, cudaStream_t stream) {
   std::vector<OtkCudaTensor> tensors;
   for (const Case& one : cases) tensors.push_back(one.tensor);
-  const OtkCudaGroup group{0, stream, tensors.data(), tensors.size()};
+  uint64_t nbytes = 0;
+  for (const OtkCudaTensor& tensor : tensors) nbytes += tensor.nbytes;
   OtkCudaRead* read;
   OtkCudaText text;
-  if (otk_cuda_launch(&group, 1, &read, &text) != OTK_CUDA_OK || otk_cuda_wait(read, &text) != OTK_CUDA_OK) {
+  OtkCudaStatus status = otk_cuda_launch(0, stream, tensors.data(), tensors.size(), &read, &text);
+  if (status == OTK_CUDA_UNPREPARED && otk_cuda_prepare(0, tensors.size(), nbytes, &text) == OTK_CUDA_OK) {
+    status = otk_cuda_launch(0, stream, tensors.data(), tensors.size(), &read, &text);
+  }
+  if (status != OTK_CUDA_OK || otk_cuda_wait(read, &text) != OTK_CUDA_OK) {
     printf("%s\n", text.text);
     return false;
   }

@@ -42,6 +42,7 @@ constexpr DeviceIndex kDevices = 2;
 constexpr std::uint8_t kPoison = 0xA5;
 
 thread_local DeviceIndex current_device = 0;  // per thread, as CUDA has it
+thread_local c10::StreamId current_stream[kDevices] = {};
 thread_local bool emulating = false;          // inside an operator that runs on the CPU
 
 std::atomic<std::uint64_t> host_copies{0};
@@ -66,10 +67,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   DeviceIndex deviceCount() const noexcept override { return kDevices; }
 
-  // One stream per device, and everything on it is done when a call returns.
-  Stream getStream(Device device) const override { return Stream(Stream::DEFAULT, device); }
-  Stream getDefaultStream(Device device) const override { return getStream(device); }
-  Stream exchangeStream(Stream stream) const override { return getStream(stream.device()); }
+  // A stream is a number, and everything on it is done when a call returns.
+  Stream getStream(Device device) const override {
+    return Stream(Stream::UNSAFE, device, current_stream[device.has_index() ? device.index() : current_device]);
+  }
+  Stream getDefaultStream(Device device) const override { return Stream(Stream::DEFAULT, device); }
+  Stream exchangeStream(Stream stream) const override {
+    const Stream before = getStream(stream.device());
+    current_stream[stream.device_index()] = stream.id();
+    return before;
+  }
+  void* getStreamNativeHandle(const Stream stream) const override { return reinterpret_cast<void*>(stream.id()); }
   bool queryStream(const Stream&) const override { return true; }
   void synchronizeStream(const Stream&) const override {}
   void synchronizeDevice(const DeviceIndex) const override {}
@@ -269,5 +277,8 @@ TORCH_LIBRARY_IMPL(aten, Negative, m) {
 extern "C" {
 std::uint64_t otkdev_host_copies() { return host_copies; }
 std::uint64_t otkdev_host_bytes() { return host_bytes; }
+std::int64_t otkdev_exchange_stream(int device, std::int64_t stream) {
+  return std::exchange(current_stream[device], stream);
+}
 void otkdev_reset_counters() { host_copies = host_bytes = 0; }
 }

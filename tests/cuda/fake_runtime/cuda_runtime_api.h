@@ -35,6 +35,7 @@ constexpr unsigned long long cudaEnableDefault = 0;
 
 typedef struct CUstream_st* cudaStream_t;
 
+extern "C" {
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaHostAlloc(void** memory, size_t size, unsigned flags);
@@ -47,3 +48,4 @@ const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
                                              unsigned long long flags, cudaDriverEntryPointQueryResult* result);
+}  // extern "C"
