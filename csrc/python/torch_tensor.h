@@ -31,9 +31,6 @@ bool current_cuda_stream(int32_t device_id, void** stream, bool& known);
 // Whether `object` is an instance of a subclass of torch.Tensor other than torch.nn.Parameter.
 bool is_tensor_subclass(PyObject* object);
 
-// Whether `object` is a torch.dtype or a torch.device: immutable values that upstream turns into strings.
-bool is_torch_constant(PyObject* object);
-
 // Whether the exact type of `object` is torch.Tensor or torch.nn.Parameter. False too while torch is not imported.
 bool is_exact_tensor(PyObject* object);
 
