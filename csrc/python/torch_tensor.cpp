@@ -107,7 +107,6 @@ bool is_tensor_subclass(PyObject* object) {
 }
 
 bool view_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason& reason) {
-  if (!find_torch()) return false;
   if (!is_exact_tensor(object)) {
     reason = is_tensor_subclass(object) ? Reason::kSubclass : Reason::kNotATensor;
     return true;
@@ -123,6 +122,7 @@ bool view_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason&
 }
 
 WithoutModes::WithoutModes() {
+  if (!find_torch() || torch.api == nullptr) return;
   if (torch.mode_count != nullptr) {
     const Ref count = Ref::steal(PyObject_CallNoArgs(torch.mode_count));
     if (!count || PyLong_AsLong(count.get()) == 0) return;

@@ -8,11 +8,11 @@ namespace otk::py {
 
 // Fills `view` from `object` if it is a torch tensor that can be keyed. Reads no element. Under WithoutModes it keeps
 // the GIL and runs no Python code, so that a copy made right afterwards reads what the view describes. False with an
-// error set: no memory, or a torch without a usable table.
+// error set: no memory. After find_torch(), or under WithoutModes.
 bool view_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason& reason);
 
 // While it lives, a torch function mode of the caller does not see what a tensor is asked: its Python code could free
-// storage that is about to be read. Where an error is set after construction, it was not possible.
+// storage that is about to be read. Finds torch first. Where an error is set after construction, it was not possible.
 class WithoutModes {
  public:
   WithoutModes();
