@@ -10,7 +10,6 @@
 #include <functional>
 #include <vector>
 
-#include "cuda/kernel.h"
 #include "cuda/request.h"
 #include "cuda/unit.h"
 #include "xxh3_dispatch.h"

@@ -4,7 +4,7 @@
 // 1,024 bytes are added up in any order, all blocks at once, and only a short walk over the blocks' sums is serial.
 #include "../xxh3.h"
 #include "gather.cuh"
-#include "kernel.h"
+#include "request.h"
 
 namespace otk::cuda {
 namespace {

@@ -42,34 +42,21 @@ cudaError_t find_function(const char* name, Function& function) {
   return cudaSuccess;
 }
 
-// What to do about an error. `unavailable` where the unit cannot work here, while torch may: its runtime is another
-// one.
-const char* advice(cudaError_t error, bool& unavailable) {
-  unavailable = true;
+// What to do about an error of this kind; null for errors that say nothing of the unit, but of earlier work.
+const char* advice(cudaError_t error) {
   switch (error) {
     case cudaErrorInsufficientDriver:
       return " The driver is older than the CUDA runtime in this build; update it, or build with an older nvcc.";
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorJitCompilerNotFound:
+    case cudaErrorJitCompilationDisabled:
       return " This build has no code for this GPU; build with an nvcc that knows it.";
     case cudaErrorMemoryAllocation:
       return " The device's memory or the pinned memory that this process may take (`ulimit -l`) is used up.";
-    case cudaErrorNoDevice:
-    case cudaErrorStubLibrary:
-    case cudaErrorSystemDriverMismatch:
-    case cudaErrorCompatNotSupportedOnDevice:
-    case cudaErrorCallRequiresNewerDriver:
-    case cudaErrorJitCompilerNotFound:
-    case cudaErrorJitCompilationDisabled:
-      return "";
     default:
-      unavailable = false;
+      return nullptr;
   }
-  if (error == cudaErrorInitializationError) {
-    return " If this process was forked from one that had used CUDA, start it with the spawn method instead.";
-  }
-  return " Earlier asynchronous work on the device may be the cause; CUDA_LAUNCH_BLOCKING=1 shows where it was "
-         "started.";
 }
 
 }  // namespace
@@ -77,8 +64,17 @@ const char* advice(cudaError_t error, bool& unavailable) {
 OtkCudaStatus report(cudaError_t error, const char* call, int device, OtkCudaText* text) {
   char where[32] = "";
   if (device >= 0) snprintf(where, sizeof where, " on cuda:%d", device);
-  bool unavailable;
-  const char* hint = advice(error, unavailable);
+  const char* hint = advice(error);
+  // Where the unit cannot work here, torch may: its runtime is another one.
+  const bool unavailable = hint != nullptr || (device < 0 && error != cudaErrorInitializationError);
+  if (error == cudaErrorInitializationError) {
+    hint = " If this process was forked from one that had used CUDA, start it with the spawn method instead.";
+  } else if (hint == nullptr) {
+    hint = unavailable
+               ? ""
+               : " Earlier asynchronous work on the device may be the cause; CUDA_LAUNCH_BLOCKING=1 shows where "
+                 "it was started.";
+  }
   snprintf(text->text, sizeof text->text, "omni_tensor_key: %s failed%s: %s (%s).%s", call, where,
            cudaGetErrorString(error), cudaGetErrorName(error), hint);
   cudaGetLastError();  // told now: the next call must not find it

@@ -3,14 +3,73 @@
 #include <stdio.h>
 
 #include <algorithm>
+#include <mutex>
+#include <new>
 
-#include "kernel.h"
 #include "request.h"
 #include "runtime.h"
-#include "staging.h"
+
+// A loan of pinned host memory that the kernel writes to, and what is read into it: digests, then where each content
+// is, then the contents.
+struct OtkCudaRead {
+  uint8_t* data;
+  size_t size;
+  OtkCudaRead* next;  // in the pool
+  OtkCudaScope scope;
+  int32_t device;
+  cudaStream_t stream;
+  bool in_flight;  // the device may write to the memory
+  size_t count;
+};
 
 namespace otk::cuda {
 namespace {
+
+// Two prompts of 8 KiB or 16 of them, with room to spare: one buffer for each thread, in nearly every process.
+constexpr size_t kSmallest = 256 * 1024;
+
+// The pool. Buffers are never freed while the process lives: freeing pinned memory would wait for every stream of every
+// device. There are as many as were ever on loan at a time; their sizes are powers of two, so together they are at most
+// twice the largest of each.
+std::mutex mutex;
+OtkCudaRead* free_reads = nullptr;
+
+// Takes the smallest free buffer of at least `size` bytes; null where there is none.
+OtkCudaRead* borrow(size_t size) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  OtkCudaRead** best = nullptr;
+  for (OtkCudaRead** link = &free_reads; *link != nullptr; link = &(*link)->next) {
+    if ((*link)->size >= size && (best == nullptr || (*link)->size < (*best)->size)) best = link;
+  }
+  if (best == nullptr) return nullptr;
+  OtkCudaRead* read = *best;
+  *best = read->next;
+  return read;
+}
+
+void give_back(OtkCudaRead* read) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  read->next = free_reads;
+  free_reads = read;
+}
+
+// Adds a buffer of at least `size` bytes to the pool. Unified addressing, which every 64-bit Linux has, makes its
+// address valid on the host and on all devices.
+cudaError_t allocate(size_t size) {
+  size_t rounded = kSmallest;
+  while (rounded < size) rounded *= 2;
+  auto* read = new (std::nothrow) OtkCudaRead{};
+  if (read == nullptr) return cudaErrorMemoryAllocation;
+  const cudaError_t error =
+      cudaHostAlloc(reinterpret_cast<void**>(&read->data), rounded, cudaHostAllocPortable | cudaHostAllocMapped);
+  read->size = rounded;
+  if (error == cudaSuccess) {
+    give_back(read);
+  } else {
+    delete read;
+  }
+  return error;
+}
 
 // Outputs that a warp writes together begin together.
 constexpr size_t kAlign = 128;
@@ -65,7 +124,7 @@ OtkCudaStatus prepare_in_context(int32_t device, size_t size, OtkCudaText* text)
   if (!is_prepared(device)) {
     if (const cudaError_t error = load_kernel()) return report(error, "loading the kernel", device, text);
   }
-  if (const cudaError_t error = add_staging(size)) return report(error, "cudaHostAlloc()", device, text);
+  if (const cudaError_t error = allocate(size)) return report(error, "cudaHostAlloc()", device, text);
   return note_prepared(device, text);
 }
 
@@ -89,7 +148,7 @@ OtkCudaStatus otk_cuda_launch(int32_t device, void* stream, const OtkCudaTensor*
   if (!is_prepared(device)) return OTK_CUDA_UNPREPARED;
   uint64_t nbytes = 0;
   for (size_t i = 0; i < count; ++i) nbytes += tensors[i].nbytes;
-  OtkCudaRead* loan = borrow_staging(staging_size(count, nbytes));
+  OtkCudaRead* loan = borrow(staging_size(count, nbytes));
   if (loan == nullptr) return OTK_CUDA_UNPREPARED;
   loan->device = device;
   loan->stream = static_cast<cudaStream_t>(stream);
@@ -123,5 +182,5 @@ void otk_cuda_release(OtkCudaRead* read) {
   if (read->in_flight) otk_cuda_wait(read, &untold);
   otk_cuda_leave(&read->scope);
   // Memory that a device may still write to is never lent again.
-  if (!read->in_flight) return_staging(read);
+  if (!read->in_flight) give_back(read);
 }

@@ -1,5 +1,5 @@
 // In the kernel's place: the same answers from the host's hash, for machines without nvcc.
-#include "../../../csrc/cuda/kernel.h"
+#include "../../../csrc/cuda/request.h"
 
 #include <vector>
 
