@@ -22,7 +22,7 @@ def _sentence(obj: Any, reason: str, max_bytes: int) -> str:
     if reason == "graph_capture":
         return "its CUDA stream is being captured into a graph, and reading the content would synchronize it"
     if reason == "dtype":
-        return f"a {_describe(obj)} holds neither integers nor bools"
+        return f"a {_describe(obj)} holds neither bools nor integers of 8, 16, 32 or 64 bits"
     if reason == "size":
         return (
             f"a {_describe(obj)} has more than {max_bytes} bytes; OMNI_TENSOR_KEY_MAX_BYTES sets the limit per tensor"
@@ -32,8 +32,6 @@ def _sentence(obj: Any, reason: str, max_bytes: int) -> str:
         return f"a {_describe(obj)} with layout {layout} has no plain strided content that DLPack could describe"
     if reason == "storage":
         return f"a {_describe(obj)} has no storage: it is fake, or wrapped by a transform"
-    if reason == "negated":
-        return f"a {_describe(obj)} is lazily negated: call resolve_neg() on it first"
     if reason == "changed":
         return f"a {_describe(obj)} changed while its key was being made"
     return f"a {_describe(obj)} describes itself wrongly"
@@ -46,7 +44,7 @@ class ContractMismatch(Exception):
 class UncacheableTensorError(TypeError):
     """A value that has no key.
 
-    reason: one word for programs: "type", "subclass", "dtype", "size", "unexportable", "storage", "negated",
+    reason: one word for programs: "type", "subclass", "dtype", "size", "unexportable", "storage",
         "graph_capture", "changed" or "malformed". The text names the dtype, layout, device or size.
     """
 

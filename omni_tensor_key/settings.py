@@ -1,14 +1,16 @@
-"""The environment variables, read once per process."""
+"""The environment variables, read once per process, and the package's logger."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from .log import logger
-
-DEFAULT_MAX_BYTES = 1 << 20
+# Below "vllm_omni", so that the lines come out of vLLM's handlers, in its format and with its process prefix: a logger
+# of our own name would have no handler in an engine process.
+logger = logging.getLogger("vllm_omni.omni_tensor_key")
 
 
 class Settings(NamedTuple):
@@ -16,55 +18,71 @@ class Settings(NamedTuple):
 
     enabled: False where `OMNI_TENSOR_KEY` is 0: then nothing is ever replaced.
     max_bytes: the largest tensor that is keyed, in bytes (`OMNI_TENSOR_KEY_MAX_BYTES`).
-    backend: "native" or "reference" (`OMNI_TENSOR_KEY_BACKEND`).
-    debug: True where `OMNI_TENSOR_KEY_DEBUG` is 1: every hit checks that the stored value has not been edited.
+    verify: the share of hits, from 0 to 1, that run the encoder again (`OMNI_TENSOR_KEY_VERIFY`).
+    cache_bytes: how many bytes of tensors each cache may hold, or None (`OMNI_TENSOR_KEY_CACHE_BYTES`).
     """
 
     enabled: bool = True
-    max_bytes: int = DEFAULT_MAX_BYTES
-    backend: str = "native"
-    debug: bool = False
+    max_bytes: int = 1 << 20
+    verify: float = 0.0
+    cache_bytes: int | None = None
 
 
-def _warn(name: str, value: str, expected: str, default: object) -> None:
-    logger.warning("omni_tensor_key: %s=%r is not %s; using %s.", name, value, expected, default)
+class Problem(NamedTuple):
+    """A variable whose value is refused, and what is used in its place."""
+
+    name: str
+    value: str
+    expected: str
+    default: object
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value!r} is not {self.expected}; using {self.default}."
 
 
-def _switch(name: str, default: bool) -> bool:
-    value = os.environ.get(name, "1" if default else "0")
-    if value.strip().lower() in ("0", "false", "no", "off"):
-        return False
-    if value.strip().lower() in ("1", "true", "yes", "on"):
-        return True
-    _warn(name, value, "0 or 1", int(default))
-    return default
+def _switch(value: str) -> bool:
+    return {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}[
+        value.strip().lower()
+    ]
 
 
-def _max_bytes() -> int:
-    value = os.environ.get("OMNI_TENSOR_KEY_MAX_BYTES")
-    if value is None:
-        return DEFAULT_MAX_BYTES
-    # Not int() alone: it also takes "1_0", " 5" and "-1", and refuses some thousand digits with an error of its own.
-    if value.isascii() and value.isdecimal() and len(value) < 20 and int(value) < 1 << 63:
-        return int(value)
-    _warn("OMNI_TENSOR_KEY_MAX_BYTES", value, "a number of bytes", DEFAULT_MAX_BYTES)
-    return DEFAULT_MAX_BYTES
+def _bytes(value: str) -> int:
+    # Not int() alone: it also takes "1_0", " 5" and "-1".
+    if not value.isascii() or not value.isdecimal() or int(value[:20]) >= 1 << 63:
+        raise ValueError
+    return int(value)
 
 
-def _backend() -> str:
-    value = os.environ.get("OMNI_TENSOR_KEY_BACKEND", "native")
-    if value in ("native", "reference"):
-        return value
-    _warn("OMNI_TENSOR_KEY_BACKEND", value, "native or reference", "native")
-    return "native"
+def _share(value: str) -> float:
+    if not 0 <= float(value) <= 1:
+        raise ValueError
+    return float(value)
+
+
+_VARIABLES = {
+    "enabled": ("OMNI_TENSOR_KEY", _switch, "0 or 1"),
+    "max_bytes": ("OMNI_TENSOR_KEY_MAX_BYTES", _bytes, "a number of bytes"),
+    "verify": ("OMNI_TENSOR_KEY_VERIFY", _share, "a share from 0 to 1"),
+    "cache_bytes": ("OMNI_TENSOR_KEY_CACHE_BYTES", _bytes, "a number of bytes"),
+}
+
+
+def read_settings(environ: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
+    """Return what the variables say, with the default in place of each value that is refused, and what was refused."""
+    found, problems = Settings(), []
+    for field, (name, parse, expected) in _VARIABLES.items():
+        try:
+            if name in environ:
+                found = Settings(**{**found._asdict(), field: parse(environ[name])})
+        except (KeyError, ValueError):
+            problems.append(Problem(name, environ[name], expected, getattr(found, field)))
+    return found, problems
 
 
 @functools.cache
 def settings() -> Settings:
-    """The settings of this process; a bad value is warned of once and replaced by its default."""
-    return Settings(
-        enabled=_switch("OMNI_TENSOR_KEY", True),
-        max_bytes=_max_bytes(),
-        backend=_backend(),
-        debug=_switch("OMNI_TENSOR_KEY_DEBUG", False),
-    )
+    """Return the settings of this process; a bad value is warned of once and replaced by its default."""
+    found, problems = read_settings(os.environ)
+    for problem in problems:
+        logger.warning("omni_tensor_key: %s", problem)
+    return found

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = ROOT / ".gpu"
 CSRC = ROOT / "csrc"
-HASH = CSRC / "hash" if (CSRC / "hash").is_dir() else CSRC
+HASH = CSRC / "hash"
 DEPENDENCIES = ["wrapt"]  # what the wheel needs beside torch
 
 
@@ -30,7 +30,7 @@ def nvcc_found() -> str:
 
 def build_programs(arch: str) -> None:
     sources = [*(CSRC / "cuda").glob("*.cpp"), *(CSRC / "cuda").glob("*.cu"), *HASH.glob("xxh3*.cpp")]
-    flags = ["-std=c++17", "-O3", f"-arch={arch}", "-lineinfo", f"-I{CSRC}", f"-I{HASH}", "-ldl"]
+    flags = ["-std=c++17", "-O3", f"-arch={arch}", "-lineinfo", f"-I{CSRC}", "-ldl"]
     programs = {
         "gpu_check": ROOT / "tests" / "cuda" / "gpu_check.cpp",
         "latency": Path(__file__).with_name("latency.cu"),

@@ -12,7 +12,7 @@
 
 #include "cuda/request.h"
 #include "cuda/unit.h"
-#include "xxh3_dispatch.h"
+#include "hash/xxh3_dispatch.h"
 
 using namespace otk::cuda;
 

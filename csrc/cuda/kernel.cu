@@ -2,7 +2,7 @@
 //
 // XXH3's accumulators are sums between two scrambles, which are 1,024 bytes apart. So the contributions of a block of
 // 1,024 bytes are added up in any order, all blocks at once, and only a short walk over the blocks' sums is serial.
-#include "../xxh3.h"
+#include "../hash/xxh3.h"
 #include "gather.cuh"
 #include "request.h"
 

@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
-#include "../xxh3.h"
+#include "../hash/xxh3.h"
 #include "unit.h"
 
 namespace otk::cuda {

@@ -1,23 +1,13 @@
 #include "binding.h"
 
 #include <algorithm>
-
-#include "torch_tensor.h"
+#include <utility>
 
 namespace otk::py {
 namespace {
 
 // Signatures are few: one per pipeline. Past this many, something makes new ones all the time.
 constexpr size_t kMaxPlans = 64;
-
-// The item of the argument that is walked.
-Ref make_item(Walk& walk, PyObject* value) {
-  walk.reason = Reason::kNone;
-  PyObject* name = walk.argument;
-  Ref hashed = Ref::steal(walk.hash_value(value));
-  if (!hashed || walk.is_sentinel(hashed.get())) return hashed;
-  return Ref::steal(PyTuple_Pack(2, name, hashed.get()));
-}
 
 }  // namespace
 
@@ -50,15 +40,12 @@ bool BindingPlan::find(PyObject* name, size_t& index) const {
   return false;
 }
 
-bool BindingPlan::can_bind(PyObject* args, PyObject* kwargs) const {
+bool BindingPlan::can_bind(PyObject* args, PyObject* kwargs) {
   if (Py_TYPE(args) != &PyTuple_Type || Py_TYPE(kwargs) != &PyDict_Type) return false;
   Py_ssize_t position = 0;
   PyObject *name, *value;
   while (PyDict_Next(kwargs, &position, &name, &value) != 0) {
     if (Py_TYPE(name) != &PyUnicode_Type) return false;
-    for (size_t i = 0; i < positional_only_count_; ++i) {
-      if (PyUnicode_Compare(parameters_[i].name.get(), name) == 0) return false;
-    }
   }
   return true;
 }
@@ -104,70 +91,63 @@ const BindingPlan::Parameter* BindingPlan::precomputed_argument(const Slots& bou
 
 PyObject* BindingPlan::build(Walk& walk, PyObject* model_tag, PyObject* args, PyObject* kwargs) const {
   Slots bound(parameters_.size());
-  if (!bind(args, kwargs, bound)) {
-    return PyErr_Occurred() == nullptr ? bypass(walk.builder, model_tag, no_name_.get(), "binding") : nullptr;
-  }
+  if (!bind(args, kwargs, bound)) return PyErr_Occurred() == nullptr ? walk.bypass(model_tag, "binding") : nullptr;
   if (const Parameter* given = precomputed_argument(bound)) {
-    return bypass(walk.builder, model_tag, given->name.get(), "precomputed");
+    walk.argument = given->name.get();
+    return walk.bypass(model_tag, "precomputed");
   }
   // Not yet a tuple: Python code that runs meanwhile could find an unfinished one.
   Slots items(parameters_.size());
-  size_t waiting[kMaxParameters];  // for an item whose tensor is not read yet: which of the pending ones it is
+  PyObject* unread[kMaxParameters];  // the argument's name, where the item is a value with tensors in it
   Py_ssize_t count = 0;
   for (const size_t index : by_name_) {
     const Parameter& parameter = parameters_[index];
-    PyObject* value = bound[index] != nullptr ? bound[index] : parameter.default_value.get();
-    if (value == nullptr) continue;  // not given: bind_partial() leaves it out
-    walk.argument = parameter.name.get();
-    if (is_exact_tensor(value)) {
-      waiting[count++] = walk.defer(value);
+    PyObject* value = bound[index];
+    unread[count] = nullptr;
+    if (value == nullptr) {
+      if (!parameter.default_item) continue;  // bind_partial() leaves it out
+      items[count++] = new_reference(parameter.default_item.get());
       continue;
     }
-    const bool is_ready = bound[index] == nullptr && parameter.default_item;
-    if (!is_ready && !is_exact_scalar(value)) {
-      if (!walk.look_at_deferred()) return nullptr;
-      if (walk.reason != Reason::kNone) return bypass(walk.builder, model_tag, walk.argument, reason_name(walk.reason));
+    walk.argument = parameter.name.get();
+    const size_t before = walk.tensors.size();
+    Ref hashed = Ref::steal(walk.hash_value(value));
+    if (!hashed) return nullptr;
+    if (walk.is_sentinel(hashed.get())) return walk.bypass(model_tag);
+    if (walk.tensors.size() > before) {
+      unread[count] = walk.argument;
+      items[count++] = hashed.release();
+      continue;
     }
-    Ref item = is_ready ? Ref::borrow(parameter.default_item.get()) : make_item(walk, value);
-    if (!item) return nullptr;
-    if (walk.is_sentinel(item.get())) {
-      return bypass(walk.builder, model_tag, parameter.name.get(), reason_name(walk.reason));
-    }
-    items[count++] = item.release();
+    items[count] = PyTuple_Pack(2, walk.argument, hashed.get());
+    if (items[count++] == nullptr) return nullptr;
   }
-  if (!walk.fill()) return nullptr;
-  if (walk.reason != Reason::kNone) {
-    PyObject* name = walk.argument != nullptr ? walk.argument : no_name_.get();
-    return bypass(walk.builder, model_tag, name, reason_name(walk.reason));
-  }
+  if (!walk.read()) return nullptr;
+  if (walk.is_refused()) return walk.bypass(model_tag);
   for (Py_ssize_t i = 0; i < count; ++i) {
-    if (items[i] != nullptr) continue;
-    const PendingKey& read = walk.pending.at(waiting[i]);
-    items[i] = PyTuple_Pack(2, read.argument, read.key.get());
-    if (items[i] == nullptr) return nullptr;
+    if (unread[i] == nullptr) continue;
+    const Ref value = walk.replace_tensors(items[i]);
+    PyObject* item = value ? PyTuple_Pack(2, unread[i], value.get()) : nullptr;
+    if (item == nullptr) return nullptr;
+    Py_DECREF(std::exchange(items[i], item));
   }
   const Ref tuple = Ref::steal(PyTuple_New(count));
   if (!tuple) return nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SetItem(tuple.get(), i, std::exchange(items[i], nullptr));
+  if (walk.state) return PyTuple_Pack(3, model_tag, tuple.get(), walk.state.get());
   return PyTuple_Pack(2, model_tag, tuple.get());
 }
 
-Ref BindingPlans::find(BuilderObject* builder, PyObject* signature) {
+std::shared_ptr<const BindingPlan> BindingPlans::find(BuilderObject* builder, PyObject* signature) {
   for (const Entry& entry : entries_) {
-    if (entry.signature.get() == signature) return Ref::borrow(entry.plan.get());
+    if (entry.signature.get() == signature) return entry.plan;
   }
-  Ref plan = BindingPlan::compile(builder, signature);
-  if (!plan || plan.get() == Py_None || !BindingPlan::from(plan)->may_be_kept()) return plan;
-  if (builder->era->is_over()) return plan;
+  std::shared_ptr<const BindingPlan> plan = BindingPlan::compile(builder, signature);
+  if (!plan) return plan;
   std::vector<Entry> dropped;  // freed after the vector is whole again: a destructor may run Python code
   if (entries_.size() >= kMaxPlans) dropped.swap(entries_);
-  entries_.push_back({Ref::borrow(signature), Ref::borrow(plan.get())});
+  entries_.push_back({Ref::borrow(signature), plan});
   return plan;
-}
-
-void BindingPlans::clear() {
-  std::vector<Entry> dropped;  // as above
-  dropped.swap(entries_);
 }
 
 }  // namespace otk::py

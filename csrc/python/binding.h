@@ -1,6 +1,7 @@
 // Upstream's argument binding, compiled once per signature.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -13,20 +14,12 @@ namespace otk::py {
 // check for precomputed embeddings and the walk in name order, as upstream's _build_key does them.
 class BindingPlan {
  public:
-  // None for a signature that is not ordinary: more than kMaxParameters, not made of inspect's own types, or not in the
-  // order that inspect wants. Otherwise a capsule: Python counts who still uses the plan. Null with an error if the
-  // signature cannot be read.
-  static Ref compile(BuilderObject* builder, PyObject* signature);
+  // Null without an error for a signature that is not ordinary: one that is not made of inspect's own types, has
+  // positional-only parameters, defaults that are not constants, or more than kMaxParameters parameters.
+  static std::shared_ptr<const BindingPlan> compile(BuilderObject* builder, PyObject* signature);
 
-  // The plan in what compile() returned, alive as long as that is; null for None.
-  static const BindingPlan* from(const Ref& compiled);
-
-  // Whether all defaults are constants. Others may lead to a pipeline: who keeps the plan keeps that alive.
-  bool may_be_kept() const { return may_be_kept_; }
-
-  // Whether this is a call as Python makes them, a tuple and a dict of str, and gives no positional-only parameter by
-  // name, which Pythons bind differently. Upstream's own function knows what to do with others.
-  bool can_bind(PyObject* args, PyObject* kwargs) const;
+  // Whether this is a call as Python makes them: a tuple and a dict of str. Upstream's own function binds others.
+  static bool can_bind(PyObject* args, PyObject* kwargs);
 
   // The key of a call that it can bind, or None where the call bypasses the cache, or null with an error.
   PyObject* build(Walk& walk, PyObject* model_tag, PyObject* args, PyObject* kwargs) const;
@@ -37,7 +30,7 @@ class BindingPlan {
   struct Parameter {
     Ref name;
     Ref default_value;  // null: none
-    Ref default_item;   // the default's finished (name, value), in a plan that may be kept; otherwise null
+    Ref default_item;   // the default's finished (name, value)
     bool keyword;       // can be given by name
     bool precomputed;   // not None: the caller brings embeddings, and the call bypasses
   };
@@ -49,31 +42,25 @@ class BindingPlan {
   bool find(PyObject* name, size_t& index) const;
   // The kind of the parameter before, in inspect's numbers, becomes that of this one.
   bool add_parameter(BuilderObject* builder, PyObject* parameter, long& last_kind);
-  bool hash_defaults(BuilderObject* builder);
   void sort_by_name();
 
-  Ref no_name_;  // "": no one argument is to blame
   std::vector<Parameter> parameters_;
   std::vector<size_t> by_name_;
-  bool may_be_kept_ = true;
   size_t positional_count_ = 0;
-  size_t positional_only_count_ = 0;
   std::optional<size_t> var_positional_;  // *args
   std::optional<size_t> var_keyword_;     // **kwargs
 };
 
-// The plans of a builder, by signature. A plan that may not be kept is made anew at each call.
+// The plans of a builder, by signature.
 class BindingPlans {
  public:
-  // What BindingPlan::compile() returns for the signature.
-  Ref find(BuilderObject* builder, PyObject* signature);
-
-  void clear();
+  // As BindingPlan::compile(). Signatures that are not ordinary are not kept: their defaults may lead to a pipeline.
+  std::shared_ptr<const BindingPlan> find(BuilderObject* builder, PyObject* signature);
 
  private:
   struct Entry {
     Ref signature;  // alive, so that no other object can have its address
-    Ref plan;
+    std::shared_ptr<const BindingPlan> plan;
   };
   std::vector<Entry> entries_;
 };

@@ -16,7 +16,7 @@ PyObject* note_function = nullptr;
 // Leaves the tensors to torch. Why is logged, once per text.
 bool leave_to_torch(CudaUse use, const char* why) {
   if (use == CudaUse::kAlways) {
-    PyErr_Format(PyExc_RuntimeError, "the CUDA unit cannot read these tensors: %s", why);
+    PyErr_Format(PyExc_NotImplementedError, "the CUDA unit cannot read these tensors: %s", why);
     return false;
   }
   return note_function == nullptr || Ref::steal(PyObject_CallFunction(note_function, "s", why));
@@ -96,7 +96,8 @@ OtkCudaStatus check_first_use(std::vector<DeviceTensor>& items, OtkCudaText& tex
     // torch's copies must not end a capture on another thread either.
     status = otk_cuda_enter(device, &scope, &text);
     Ref right;
-    if (status == OTK_CUDA_OK) right = Ref::steal(PyObject_CallFunction(check_function, "i", static_cast<int>(device)));
+    if (status == OTK_CUDA_OK)
+      right = Ref::steal(PyObject_CallFunctionObjArgs(check_function, items[0].tensor, nullptr));
     otk_cuda_leave(&scope);
     is_wrong |= right.get() == Py_False;
     if (right.get() == Py_True) {

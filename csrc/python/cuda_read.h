@@ -36,9 +36,9 @@ void describe_cuda(const TensorView& view, OtkCudaTensor& described);
 // an error set; `reason` says why the call must bypass instead.
 bool read_cuda(std::vector<DeviceTensor>& tensors, uint64_t max_bytes, CudaUse use, Reason& reason);
 
-// The functions of omni_tensor_key.keys that are called for CUDA tensors: check_cuda_unit(index) tells whether the unit
-// reads right on a device, or None where that cannot be told now; note_host_copy(why) logs why torch copies. Borrowed
-// for the life of the process.
+// The functions of omni_tensor_key.keys that are called for CUDA tensors: check_cuda_unit(tensor) tells whether the
+// unit is to be used on its device, or None where that cannot be told now; note_host_copy(why) logs why torch copies.
+// Borrowed for the life of the process.
 void set_cuda_functions(PyObject* check_cuda_unit, PyObject* note_host_copy);
 
 }  // namespace otk::py

@@ -4,86 +4,47 @@
 #include <new>
 #include <utility>
 
-#include "../xxh3_dispatch.h"
+#include "../hash/xxh3_dispatch.h"
 #include "cuda_read.h"
 #include "key_builder.h"
-#include "pending.h"
 #include "python.h"
 #include "tensor_key.h"
+#include "tensor_reader.h"
 #include "torch_tensor.h"
 
 namespace otk::py {
 namespace {
 
-// Raises omni_tensor_key.UncacheableTensorError; the text is composed in Python, where the object can be asked.
-void raise_uncacheable(PyObject* object, Reason reason, uint64_t max_bytes) {
-  const Ref errors = Ref::steal(PyImport_ImportModule("omni_tensor_key.errors"));
-  if (!errors) return;
-  const Ref error = Ref::steal(PyObject_CallMethod(errors.get(), "uncacheable", "OsK", object, reason_name(reason),
-                                                   static_cast<unsigned long long>(max_bytes)));
-  if (error) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
-}
-
-PyObject* tensor_keys_impl(PyObject* tensors, PyObject* to_host, uint64_t max_bytes) {
+PyObject* tensor_keys_impl(PyObject* tensors, PyObject* to_host, uint64_t max_bytes, CudaUse use) {
   const Ref items = Ref::steal(PySequence_Tuple(tensors));
   if (!items) return nullptr;
   const Py_ssize_t size = PyTuple_Size(items.get());
-  Ref keys = Ref::steal(PyList_New(0));
-  if (!keys) return nullptr;
-  PendingKeys pending(nullptr);
+  TensorReader reader;
   Reason reason;
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    PyObject* tensor = PyTuple_GetItem(items.get(), i);  // borrowed
-    TensorView view;
-    if (!view_tensor(tensor, max_bytes, view, reason)) return nullptr;
-    if (reason != Reason::kNone) {
-      raise_uncacheable(tensor, reason, max_bytes);
-      return nullptr;
-    }
-    const Ref key = Ref::steal(pending.add(tensor, view));
-    if (!key || PyList_Append(keys.get(), key.get()) < 0) return nullptr;
+  for (Py_ssize_t i = 0; i < size; ++i) reader.add(PyTuple_GetItem(items.get(), i), nullptr);
+  if (!reader.read(max_bytes, to_host, use, reason)) return nullptr;
+  if (reason != Reason::kNone) {
+    return Py_BuildValue("(ns)", static_cast<Py_ssize_t>(reader.refused()), reason_name(reason));
   }
-  if (!pending.fill(max_bytes, to_host, reason)) return nullptr;
-  if (reason == Reason::kNone) return keys.release();
-  const PendingKey* refused = pending.refused();
-  raise_uncacheable(refused ? refused->tensor.get() : PyTuple_GetItem(items.get(), 0), reason, max_bytes);
-  return nullptr;
+  Ref keys = Ref::steal(PyList_New(size));
+  for (Py_ssize_t i = 0; keys && i < size; ++i) {
+    PyList_SetItem(keys.get(), i, new_reference(reader.key(static_cast<size_t>(i))));
+  }
+  return keys.release();
 }
 
 PyObject* tensor_keys(PyObject*, PyObject* args) {
-  PyObject *tensors, *to_host;
+  PyObject *tensors, *to_host, *cuda_unit = Py_None;
   unsigned long long max_bytes;
-  if (!PyArg_ParseTuple(args, "OOK:tensor_keys", &tensors, &to_host, &max_bytes)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OOK|O:tensor_keys", &tensors, &to_host, &max_bytes, &cuda_unit)) return nullptr;
+  CudaUse use = CudaUse::kWhereRight;
+  if (cuda_unit != Py_None) use = PyObject_IsTrue(cuda_unit) == 1 ? CudaUse::kAlways : CudaUse::kNever;
+  if (PyErr_Occurred() != nullptr) return nullptr;
   try {
-    return tensor_keys_impl(tensors, to_host, max_bytes);
+    return tensor_keys_impl(tensors, to_host, max_bytes, use);
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
   }
-}
-
-// Appends the sources of the TensorKeys in `key` to `found`; whether there is one. An error may be set.
-bool collect_sources(PyObject* key, PyObject* found) {
-  if (Py_TYPE(key) == tensor_key_type) {
-    const auto* object = reinterpret_cast<KeyObject*>(key);
-    const Ref source = Ref::steal(PyLong_FromUnsignedLongLong(object->source));
-    if (source && object->source != 0) PyList_Append(found, source.get());
-    return true;
-  }
-  bool any = false;
-  if (Py_TYPE(key) != &PyTuple_Type) return any;
-  const Py_ssize_t size = PyTuple_Size(key);
-  for (Py_ssize_t i = 0; i < size && PyErr_Occurred() == nullptr; ++i) {
-    any |= collect_sources(PyTuple_GetItem(key, i), found);
-  }
-  return any;
-}
-
-PyObject* sources(PyObject*, PyObject* key) {
-  Ref found = Ref::steal(PyList_New(0));
-  if (!found) return nullptr;
-  const bool any = collect_sources(key, found.get());
-  if (PyErr_Occurred() != nullptr) return nullptr;
-  return any ? found.release() : new_reference(Py_None);
 }
 
 PyObject* xxh3_128(PyObject*, PyObject* args) {
@@ -99,21 +60,33 @@ PyObject* xxh3_128(PyObject*, PyObject* args) {
   return PyErr_Format(PyExc_ValueError, "this CPU has no SIMD path '%s'", name);
 }
 
-PyObject* use_cuda_unit(PyObject*, PyObject* wanted) {
-  const int value = PyObject_IsTrue(wanted);
-  if (value < 0) return nullptr;
-  const bool before = cuda_unit_used();
-  cuda_unit_wanted = value == 1;
-  return PyBool_FromLong(before);
+PyObject* set_cuda_functions(PyObject*, PyObject* args) {
+  PyObject *check_cuda_unit, *note_host_copy;
+  if (!PyArg_ParseTuple(args, "OO:set_cuda_functions", &check_cuda_unit, &note_host_copy)) return nullptr;
+  // For the life of the process, as the module itself; that which was set before stays alive for a call that uses it.
+  otk::py::set_cuda_functions(new_reference(check_cuda_unit), new_reference(note_host_copy));
+  return new_reference(Py_None);
+}
+
+PyObject* cuda_stream(PyObject*, PyObject* index) {
+  const long device = PyLong_AsLong(index);
+  void* stream = nullptr;
+  bool known;
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  if (!current_stream({kCudaDevice, static_cast<int32_t>(device)}, &stream, known)) return nullptr;
+  return known ? PyLong_FromVoidPtr(stream) : new_reference(Py_None);
 }
 
 PyMethodDef kMethods[] = {
-    {"tensor_keys", tensor_keys, METH_VARARGS, "tensor_keys(tensors, to_host, max_bytes) -> list of TensorKey"},
-    {"sources", sources, METH_O,
-     "The addresses from which the TensorKeys in a key were read, or None for a key without one."},
+    {"tensor_keys", tensor_keys, METH_VARARGS,
+     "tensor_keys(tensors, to_host, max_bytes, cuda_unit=None) -> list of TensorKey, or (index, reason) of the tensor "
+     "that has none. cuda_unit: whether CUDA tensors are read by the unit; None: where it has been found right."},
+    {"restore_key", restore_key, METH_VARARGS, "Makes a TensorKey of what its __reduce__() returned."},
     {"xxh3_128", xxh3_128, METH_VARARGS, "xxh3_128(data, simd_path) -> 16 bytes in canonical order"},
-    {"use_cuda_unit", use_cuda_unit, METH_O,
-     "use_cuda_unit(wanted) -> bool, whether this thread's CUDA tensors went through the unit"},
+    {"set_cuda_functions", set_cuda_functions, METH_VARARGS,
+     "set_cuda_functions(check_cuda_unit, note_host_copy): what the CUDA unit's first use on a device calls"},
+    {"cuda_stream", cuda_stream, METH_O,
+     "cuda_stream(index) -> address of the stream that torch's table tells, or None"},
     {nullptr, nullptr, 0, nullptr}};
 
 bool add_simd_paths(PyObject* module) {
@@ -148,7 +121,7 @@ PyModuleDef kModule = {PyModuleDef_HEAD_INIT,
 PyMODINIT_FUNC PyInit__core() {
   using namespace otk::py;
   Ref module = Ref::steal(PyModule_Create(&kModule));
-  if (!module || !make_tensor_key_type()) return nullptr;
+  if (!module || !make_tensor_key_type(module.get())) return nullptr;
   const Ref builder = Ref::steal(reinterpret_cast<PyObject*>(make_key_builder_type()));
   if (!builder || PyModule_AddObjectRef(module.get(), "KeyBuilder", builder.get()) < 0 ||
       PyModule_AddObjectRef(module.get(), "TensorKey", reinterpret_cast<PyObject*>(tensor_key_type)) < 0 ||

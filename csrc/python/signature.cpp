@@ -9,16 +9,8 @@
 namespace otk::py {
 namespace {
 
-// inspect's parameter kinds, by value.
-enum Kind : long {
-  kPositionalOnly = 0,
-  kPositionalOrKeyword = 1,
-  kVarPositional = 2,
-  kKeywordOnly = 3,
-  kVarKeyword = 4
-};
-
-constexpr char kCapsuleName[] = "omni_tensor_key.binding_plan";
+// inspect's parameter kinds, by value; 0 is positional-only.
+enum Kind : long { kPositionalOrKeyword = 1, kVarPositional = 2, kKeywordOnly = 3, kVarKeyword = 4 };
 
 // Found once, kept for the life of the process. Guarded by the GIL.
 struct Inspect {
@@ -77,83 +69,56 @@ bool is_constant(PyObject* object) {
 
 }  // namespace
 
-Ref BindingPlan::compile(BuilderObject* builder, PyObject* signature) {
-  const auto not_ordinary = [] { return PyErr_Occurred() == nullptr ? Ref::borrow(Py_None) : Ref(); };
-  if (!find_inspect() || Py_TYPE(signature) != inspect.signature) return not_ordinary();
+std::shared_ptr<const BindingPlan> BindingPlan::compile(BuilderObject* builder, PyObject* signature) {
+  if (!find_inspect() || Py_TYPE(signature) != inspect.signature) return nullptr;
   const Ref mapping = Ref::steal(PyObject_GetAttr(signature, inspect.parameters));
   const Ref values = mapping ? Ref::steal(PyMapping_Values(mapping.get())) : Ref();
   const Py_ssize_t size = values ? PyList_Size(values.get()) : -1;
-  if (size < 0 || static_cast<size_t>(size) > kMaxParameters) return not_ordinary();
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    if (Py_TYPE(PyList_GetItem(values.get(), i)) != inspect.parameter) return not_ordinary();
-  }
-  auto plan = std::make_unique<BindingPlan>();
-  plan->no_name_ = Ref::steal(PyUnicode_InternFromString(""));
-  if (!plan->no_name_) return Ref();
+  if (size < 0 || static_cast<size_t>(size) > kMaxParameters) return nullptr;
+  auto plan = std::make_shared<BindingPlan>();
   plan->parameters_.reserve(static_cast<size_t>(size));
-  long last_kind = kPositionalOnly;
+  long last_kind = kPositionalOrKeyword;
   for (Py_ssize_t i = 0; i < size; ++i) {
-    if (!plan->add_parameter(builder, PyList_GetItem(values.get(), i), last_kind)) return not_ordinary();
+    if (!plan->add_parameter(builder, PyList_GetItem(values.get(), i), last_kind)) return nullptr;
   }
-  if (plan->may_be_kept_ && !plan->hash_defaults(builder)) return not_ordinary();
   plan->sort_by_name();
-  const auto free_plan = [](PyObject* capsule) {
-    delete static_cast<BindingPlan*>(PyCapsule_GetPointer(capsule, kCapsuleName));
-  };
-  Ref capsule = Ref::steal(PyCapsule_New(plan.get(), kCapsuleName, free_plan));
-  if (capsule) plan.release();
-  return capsule;
+  return plan;
 }
 
-const BindingPlan* BindingPlan::from(const Ref& compiled) {
-  if (compiled.get() == Py_None) return nullptr;
-  return static_cast<const BindingPlan*>(PyCapsule_GetPointer(compiled.get(), kCapsuleName));
-}
-
+// False for a parameter that is not ordinary, and with an error set where there is no memory.
 bool BindingPlan::add_parameter(BuilderObject* builder, PyObject* parameter, long& last_kind) {
-  Ref name = Ref::steal(PyObject_GetAttr(parameter, inspect.name));
-  Ref default_value = Ref::steal(PyObject_GetAttr(parameter, inspect.default_value));
+  if (Py_TYPE(parameter) != inspect.parameter) return false;
+  Parameter added{};
+  added.name = Ref::steal(PyObject_GetAttr(parameter, inspect.name));
+  Ref value = Ref::steal(PyObject_GetAttr(parameter, inspect.default_value));
   const Ref kind_value = Ref::steal(PyObject_GetAttr(parameter, inspect.kind));
-  if (!name || !default_value || !kind_value || Py_TYPE(name.get()) != &PyUnicode_Type) return false;
+  if (!added.name || !value || !kind_value || Py_TYPE(added.name.get()) != &PyUnicode_Type) return false;
   const long kind = PyLong_AsLong(kind_value.get());
   if (PyErr_Occurred() != nullptr) PyErr_Clear();  // not one of inspect's kinds
   // inspect sees to the order, unless it is told not to.
   const bool is_variadic = kind == kVarPositional || kind == kVarKeyword;
   if (kind < last_kind || (is_variadic && kind == last_kind) || kind > kVarKeyword) return false;
   last_kind = kind;
-  if (default_value.get() == inspect.empty) default_value = Ref();
   // Where it is not given, apply_defaults() has an empty tuple or dict. Nobody else gets to see these.
-  if (kind == kVarPositional) default_value = Ref::steal(PyTuple_New(0));
-  if (kind == kVarKeyword) default_value = Ref::steal(PyDict_New());
-  if (PyErr_Occurred() != nullptr) return false;
-  const int precomputed = PySequence_Contains(builder->precomputed, name.get());
+  if (kind == kVarPositional) value = Ref::steal(PyTuple_New(0));
+  if (kind == kVarKeyword) value = Ref::steal(PyDict_New());
+  if (!value) return false;
+  if (value.get() != inspect.empty) {
+    if (!is_variadic && !is_constant(value.get())) return false;
+    const Ref hashed = Ref::steal(PyObject_CallFunctionObjArgs(builder->hashable, value.get(), nullptr));
+    if (!hashed || hashed.get() == builder->not_hashable) return false;
+    added.default_item = Ref::steal(PyTuple_Pack(2, added.name.get(), hashed.get()));
+    if (!added.default_item) return false;
+    added.default_value = std::move(value);
+  }
+  const int precomputed = PySequence_Contains(builder->precomputed, added.name.get());
   if (precomputed < 0) return false;
-
-  if (default_value && !is_variadic) may_be_kept_ = may_be_kept_ && is_constant(default_value.get());
-  if (kind == kPositionalOnly || kind == kPositionalOrKeyword) positional_count_ = parameters_.size() + 1;
-  if (kind == kPositionalOnly) positional_only_count_ = parameters_.size() + 1;
+  added.precomputed = precomputed == 1;
+  added.keyword = kind == kPositionalOrKeyword || kind == kKeywordOnly;
+  if (kind == kPositionalOrKeyword) positional_count_ = parameters_.size() + 1;
   if (kind == kVarPositional) var_positional_ = parameters_.size();
   if (kind == kVarKeyword) var_keyword_ = parameters_.size();
-  Parameter added{};
-  added.name = std::move(name);
-  added.default_value = std::move(default_value);
-  added.keyword = kind == kPositionalOrKeyword || kind == kKeywordOnly;
-  added.precomputed = precomputed == 1;
   parameters_.push_back(std::move(added));
-  return true;
-}
-
-bool BindingPlan::hash_defaults(BuilderObject* builder) {
-  for (Parameter& parameter : parameters_) {
-    PyObject* value = parameter.default_value.get();
-    if (value == nullptr) continue;
-    const Ref hashed = is_exact_scalar(value)
-                           ? Ref::borrow(value)
-                           : Ref::steal(PyObject_CallFunctionObjArgs(builder->hashable, value, nullptr));
-    if (!hashed || hashed.get() == builder->not_hashable) return false;
-    parameter.default_item = Ref::steal(PyTuple_Pack(2, parameter.name.get(), hashed.get()));
-    if (!parameter.default_item) return false;
-  }
   return true;
 }
 

@@ -11,7 +11,6 @@ struct Torch {
   PyTypeObject* device = nullptr;
   PyObject* int8 = nullptr;
   PyObject* uint8 = nullptr;
-  PyObject* is_neg = nullptr;             // torch.Tensor.is_neg
   PyObject* mode_count = nullptr;         // returns the number of torch function modes; null: cannot be asked
   PyObject* without_functions = nullptr;  // context manager type that switches such modes off
   const dlpack::ExchangeApi* api = nullptr;
@@ -59,14 +58,12 @@ bool find_torch_in(PyObject* module) {
   Ref uint8 = attribute(module, "uint8");
   Ref without_functions = attribute(c_module.get(), "DisableTorchFunction");
   if (!tensor || !parameter || !dtype || !device || !int8 || !uint8 || !without_functions) return false;
-  Ref is_neg = attribute(tensor.get(), "is_neg");
-  const dlpack::ExchangeApi* api = is_neg ? find_table(tensor.get()) : nullptr;
+  const dlpack::ExchangeApi* api = find_table(tensor.get());
   if (api == nullptr) return false;
   Ref mode_count = attribute(c_module.get(), "_len_torch_function_stack");
   if (!mode_count) PyErr_Clear();
   torch.int8 = int8.release();
   torch.uint8 = uint8.release();
-  torch.is_neg = is_neg.release();
   torch.mode_count = mode_count.release();
   torch.without_functions = without_functions.release();
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.release());
@@ -81,6 +78,19 @@ bool find_torch_in(PyObject* module) {
 bool clear_producer_error() {
   if (PyErr_ExceptionMatches(PyExc_MemoryError)) return false;
   PyErr_Clear();
+  return true;
+}
+
+// The table describes integers of 1 to 7 bits as if they had 8. Runs no other code, so that the view stays true.
+bool check_width(PyObject* object, const TensorView& view, Reason& reason) {
+  const bool is_integer = view.dtype.code == dlpack::kInt || view.dtype.code == dlpack::kUInt;
+  if (view.dtype.bits != 8 || !is_integer) return true;
+  const Ref dtype = attribute(object, "dtype");
+  if (!dtype) {
+    reason = Reason::kUnexportable;
+    return clear_producer_error();
+  }
+  if (dtype.get() != torch.int8 && dtype.get() != torch.uint8) reason = Reason::kDtype;
   return true;
 }
 
@@ -103,15 +113,14 @@ bool is_torch_constant(PyObject* object) {
   return type == torch.dtype || type == torch.device;
 }
 
-Reason refusal_of(PyObject* object) {
-  const bool subclass = torch.tensor != nullptr && PyType_IsSubtype(Py_TYPE(object), torch.tensor) != 0;
-  return subclass ? Reason::kSubclass : Reason::kNotATensor;
+bool is_tensor_subclass(PyObject* object) {
+  return torch.tensor != nullptr && !is_exact_tensor(object) && PyType_IsSubtype(Py_TYPE(object), torch.tensor) != 0;
 }
 
 bool view_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason& reason) {
   if (!find_torch()) return false;
   if (!is_exact_tensor(object)) {
-    reason = refusal_of(object);
+    reason = is_tensor_subclass(object) ? Reason::kSubclass : Reason::kNotATensor;
     return true;
   }
   dlpack::Tensor description{};
@@ -121,7 +130,7 @@ bool view_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason&
     return clear_producer_error();
   }
   reason = make_view(description, max_bytes, view);
-  return true;
+  return reason != Reason::kNone || check_width(object, view, reason);
 }
 
 WithoutModes::WithoutModes() {
@@ -142,31 +151,12 @@ WithoutModes::~WithoutModes() {
   PyErr_Restore(type, value, traceback);
 }
 
-bool confirm_tensor(PyObject* object, Reason& reason) {
-  // Through the type: an instance may have an attribute of this name.
-  const Ref negated = Ref::steal(PyObject_CallFunctionObjArgs(torch.is_neg, object, nullptr));
-  reason = !negated ? Reason::kUnexportable : negated.get() == Py_False ? Reason::kNone : Reason::kNegated;
-  return negated || clear_producer_error();
-}
-
-bool confirm_width(PyObject* object, const TensorView& view, Reason& reason) {
-  const bool is_integer = view.dtype.code == dlpack::kInt || view.dtype.code == dlpack::kUInt;
-  if (reason != Reason::kNone || view.dtype.bits != 8 || !is_integer) return true;
-  const Ref dtype = attribute(object, "dtype");
-  if (!dtype) {
-    reason = Reason::kUnexportable;
-    return clear_producer_error();
-  }
-  if (dtype.get() != torch.int8 && dtype.get() != torch.uint8) reason = Reason::kDtype;
-  return true;
-}
-
-bool current_cuda_stream(int32_t device_id, void** stream, bool& known) {
+bool current_stream(dlpack::Device device, void** stream, bool& known) {
   known = torch.api != nullptr && torch.api->current_work_stream != nullptr;
-  if (!known || torch.api->current_work_stream(dlpack::kCuda, device_id, stream) == 0) return true;
+  if (!known || torch.api->current_work_stream(device.type, device.id, stream) == 0) return true;
   if (PyErr_Occurred() == nullptr) {
-    PyErr_Format(PyExc_RuntimeError, "omni_tensor_key: torch could not tell the current stream of cuda:%d",
-                 static_cast<int>(device_id));
+    PyErr_Format(PyExc_RuntimeError, "omni_tensor_key: torch could not tell the current stream of device %d",
+                 static_cast<int>(device.id));
   }
   return false;
 }

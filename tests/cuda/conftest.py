@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CSRC = ROOT / "csrc"
 FAKE = HERE / "fake_runtime"
-HASH = CSRC
+HASH = CSRC / "hash"
 MAX_DIMS = 8
 OK, UNPREPARED, CAPTURING, UNAVAILABLE, FAILED = range(5)  # OtkCudaStatus
 

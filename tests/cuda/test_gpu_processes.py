@@ -136,7 +136,7 @@ def test_without_python(tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("nvcc is not installed")
-    sources = [path for pattern in ("cuda/*.cpp", "cuda/*.cu", "xxh3_*.cpp") for path in (ROOT / "csrc").glob(pattern)]
+    sources = [path for pattern in ("cuda/*.cpp", "cuda/*.cu", "hash/*.cpp") for path in (ROOT / "csrc").glob(pattern)]
     program = tmp_path / "gpu_check"
     flags = ["-std=c++17", "-arch=native", "-lineinfo", "-o", program]
     subprocess.run([nvcc, *flags, *sources, ROOT / "tests" / "cuda" / "gpu_check.cpp"], check=True)

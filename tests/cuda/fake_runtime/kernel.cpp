@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "../../../csrc/xxh3_dispatch.h"
+#include "../../../csrc/hash/xxh3_dispatch.h"
 #include "fake.h"
 
 namespace {

@@ -81,8 +81,8 @@ const dlpack::ExchangeApi* usable_table(const dlpack::ExchangeHeader* header) {
 }
 
 const char* reason_name(Reason reason) {
-  static const char* const kNames[] = {"none",    "type",    "subclass",      "dtype",   "size",     "unexportable",
-                                       "storage", "negated", "graph_capture", "changed", "malformed"};
+  static const char* const kNames[] = {"none",         "type",    "subclass",      "dtype",   "size",
+                                       "unexportable", "storage", "graph_capture", "changed", "malformed"};
   return kNames[static_cast<uint8_t>(reason)];
 }
 

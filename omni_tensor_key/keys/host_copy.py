@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from .log import logger
+from ..settings import logger
 
 
 @functools.cache

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from . import _core
-from .host_copy import is_capturing, to_host
-from .log import logger
+from .. import _core
+from ..settings import logger
+from .host_copy import is_capturing, note_host_copy, to_host
 
 _MAX_BYTES = 1 << 20
-
-
-class _NotByUnit(Exception):
-    """The unit has left a tensor to torch."""
-
-
-def _refuse(tensors: list[torch.Tensor]) -> None:
-    raise _NotByUnit
 
 
 def _patterns(device: torch.device) -> list[torch.Tensor]:
@@ -39,31 +31,37 @@ def _patterns(device: torch.device) -> list[torch.Tensor]:
     ]
 
 
-def _keys_by_torch(tensors: list[torch.Tensor]) -> list[_core.TensorKey]:
-    wanted = _core.use_cuda_unit(False)  # in this thread
-    try:
-        return _core.tensor_keys(tensors, to_host, _MAX_BYTES)
-    finally:
-        _core.use_cuda_unit(wanted)
+def _tells_streams(device: torch.device) -> bool:
+    """Whether torch's DLPack table tells the current stream.
+
+    Where another backend is registered beside CUDA, it answers with the default stream (torch 2.13).
+    """
+    module = torch.get_device_module(device)
+    side = module.Stream(device)
+    with module.stream(side):
+        return _core.cuda_stream(device.index) == side.cuda_stream
 
 
-def compare_with_torch(tensor: torch.Tensor) -> bool | None:
-    """Whether the unit reads on this tensor's device what torch copies from there; None where that cannot be told now.
+def check_cuda_unit(tensor: torch.Tensor) -> bool | None:
+    """Whether the unit is to be used on this tensor's device: it reads there what torch copies, in the right order.
 
-    Where it does not, the error is logged: the caller must not use the unit again.
+    None where that cannot be told now. Where it is not, why is logged.
     """
     device = tensor.device
     with torch._C.DisableTorchFunction():
         if is_capturing(device):
             return None
+        if not _tells_streams(device):
+            note_host_copy("torch does not tell the current CUDA stream while another backend is registered.")
+            return False
         try:
             patterns = _patterns(device)
-            if type(patterns[0]) is not torch.Tensor:  # somebody's dispatch mode makes other tensors
-                return None
-            by_unit = _core.tensor_keys(patterns, _refuse, _MAX_BYTES)
-        except (_NotByUnit, torch.OutOfMemoryError):
-            return None
-        by_torch = _keys_by_torch(patterns)
+            by_unit = _core.tensor_keys(patterns, to_host, _MAX_BYTES, True)
+            by_torch = _core.tensor_keys(patterns, to_host, _MAX_BYTES, False)
+        except (NotImplementedError, torch.OutOfMemoryError):
+            return None  # the unit cannot read now, or memory is short
+    if not isinstance(by_unit, list) or not isinstance(by_torch, list):
+        return None  # a dispatch mode makes other tensors of ours
     wrong = [number for number, keys in enumerate(zip(by_unit, by_torch, strict=True)) if keys[0] != keys[1]]
     if wrong:
         logger.error(

@@ -8,7 +8,7 @@
 
 namespace otk {
 
-// Why a value has no key. The order is the order of kReasonNames.
+// Why a value has no key. The order is that of reason_name()'s table.
 enum class Reason : uint8_t {
   kNone,
   kNotATensor,    // no tensor, and nothing upstream can key
@@ -17,7 +17,6 @@ enum class Reason : uint8_t {
   kTooLarge,      // more than max_bytes
   kUnexportable,  // the producer cannot describe it: meta, sparse, quantized, nested, ...
   kNoStorage,     // elements without storage: fake or wrapped by a transform
-  kNegated,       // lazily negated: the storage holds other values than the tensor
   kGraphCapture,  // reading it would synchronize a stream that is being captured
   kChanged,       // its shape, dtype or device changed while the key was being made
   kMalformed,     // a description that contradicts itself
