@@ -34,4 +34,4 @@ def test_integration_cases(package: Path, run_cases: Callable[..., None]) -> Non
 
 
 def test_first_use_cases(package: Path, run_cases: Callable[..., None]) -> None:
-    run_cases(Path(__file__).with_name("first_use_cases.py"), at_least=8, PYTHONPATH=str(package))
+    run_cases(Path(__file__).with_name("first_use_cases.py"), at_least=11, PYTHONPATH=str(package))
