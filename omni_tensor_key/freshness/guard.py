@@ -1,0 +1,137 @@
+"""The guard of a pipeline's prompt-embedding cache: a generation number, and what raises it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..settings import logger
+from . import module_events
+from .snapshot import ContentsSnapshot, PartsSnapshot, generator_names, modules_of
+
+_generations = itertools.count(1)
+
+
+class PipelineGuard:
+    """Knows whether a pipeline still encodes as it did when the entries of its cache were stored.
+
+    Keeps neither the pipeline nor the cache alive. `lock` is taken before the lock of upstream's cache.
+
+    Raises TypeError for a pipeline that cannot be referenced weakly or has no attributes of its own.
+    """
+
+    def __init__(self, pipeline: Any, clear: weakref.WeakMethod[Callable[[], bool]]) -> None:
+        """clear: a method of the cache that empties it, and returns whether there was something in it."""
+        self.name = type(pipeline).__name__
+        self.lock = threading.RLock()  # a finalizer of a dropped entry may come back on the same thread
+        self.generation = next(_generations)
+        self.changing = 0
+        self.cleared: Counter[str] = Counter()
+        self._clear = clear
+        self._pipeline = weakref.ref(pipeline)
+        self._thread = threading.local()
+        self._generators = generator_names(pipeline)
+        # Only these and encoders, tokenizers and processors: other attributes may be set per request.
+        self._names = frozenset(modules_of(pipeline)) - self._generators
+        self._contents_changed = False
+        self._warned = False
+        self._take_snapshots(pipeline, PartsSnapshot(pipeline, self._names))
+        module_events.add_guard(self)
+
+    @property
+    def pipeline(self) -> Any:
+        """The pipeline, or None when it is gone."""
+        return self._pipeline()
+
+    def generates(self, name: str) -> bool:
+        """Return whether a module or parameter of this dotted name encodes no text."""
+        return name.split(".", 1)[0] in self._generators
+
+    def encodes_with(self, module: torch.nn.Module) -> bool:
+        """Return whether a module is a part of a text-encoding module."""
+        return module in self.contents.modules
+
+    def _take_snapshots(self, pipeline: Any, parts: PartsSnapshot) -> None:
+        self._parts = parts
+        self.contents = ContentsSnapshot(parts.parts())
+        module_events.observe_load_weights(pipeline)
+        if self.contents.has_tuner_layers and not self._warned:
+            self._warned = True
+            logger.warning(
+                "omni_tensor_key: a text encoder of %s has PEFT tuner layers, whose state changes unseen: calls with "
+                "tensors are not cached while they are there.",
+                self.name,
+            )
+
+    def refresh(self) -> None:
+        """Empty the cache if a part of the pipeline is not the object that it was; asked at every lookup."""
+        pipeline = self._pipeline()
+        if pipeline is None or (not self._contents_changed and self._parts.holds(pipeline)):
+            return
+        with self.lock:
+            parts, before = PartsSnapshot(pipeline, self._names), self.contents
+            contents_changed, self._contents_changed = self._contents_changed, False
+            if parts.same_parts(self._parts):
+                self._parts = parts  # an attribute came or went that encodes no text
+                if not contents_changed or ContentsSnapshot(parts.parts()).same_contents(before):
+                    return
+            self._take_snapshots(pipeline, parts)
+            self.invalidate("replaced")
+
+    def invalidate(self, cause: str) -> None:
+        """Empty the cache. Results of calls that are running now will not be stored either."""
+        with self.lock:
+            self.generation = next(_generations)
+            clear = self._clear()
+            if clear is not None and clear():
+                self.cleared[cause] += 1
+
+    @contextmanager
+    def change(self, cause: str) -> Iterator[None]:
+        """Inside, weights change: the cache is empty before and after, and nothing is stored meanwhile."""
+        with self.lock:
+            self.changing += 1
+            self.invalidate(cause)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.changing -= 1
+                self.invalidate(cause)
+
+    @contextmanager
+    def encoding(self) -> Iterator[None]:
+        """Inside, this thread runs the pipeline's encoder: what it assigns in its own modules is no change."""
+        thread = self._thread
+        thread.depth = getattr(thread, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            thread.depth -= 1
+            if thread.depth == 0 and getattr(thread, "assigned", False):
+                thread.assigned = False
+                self._accept_contents()
+
+    def _accept_contents(self) -> None:
+        pipeline = self._pipeline()
+        with self.lock:
+            if pipeline is not None and not self._contents_changed and self._parts.holds(pipeline):
+                self.contents = ContentsSnapshot(self._parts.parts())
+
+    def module_assigned(self, module: torch.nn.Module) -> None:
+        """Note that a module, parameter or buffer of a text-encoding module is about to be assigned."""
+        if not self.encodes_with(module):
+            return
+        if getattr(self._thread, "depth", 0) > 0:
+            self._thread.assigned = True
+            return
+        with self.lock:
+            self.generation = next(_generations)
+            self._contents_changed = True

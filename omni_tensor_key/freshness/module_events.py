@@ -1,0 +1,80 @@
+"""Events on torch modules of which guards are told: assignment, `load_state_dict()` and `load_weights()`.
+
+What is put in place here stays for the life of the process, and does nothing for modules that no guard knows. Nothing
+is put on an instance of a module, so a pickle of it does not name this package.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+import wrapt
+from torch.nn.modules import module as torch_module
+
+from .snapshot import modules_of
+
+if TYPE_CHECKING:
+    from .guard import PipelineGuard
+
+_guards: weakref.WeakSet[PipelineGuard] = weakref.WeakSet()
+
+
+def add_guard(guard: PipelineGuard) -> None:
+    """Tell this guard of events from here on."""
+    _observe_torch()
+    _guards.add(guard)
+
+
+def guards() -> list[PipelineGuard]:
+    """Return the guards of the pipelines that still exist."""
+    return [guard for guard in tuple(_guards) if guard.pipeline is not None]
+
+
+def _change(cause: str, told: Iterable[PipelineGuard], method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    with ExitStack() as stack:
+        for guard in told:
+            stack.enter_context(guard.change(cause))
+        return method(*args, **kwargs)
+
+
+@functools.cache
+def _observe_torch() -> None:
+    def assigned(module: torch.nn.Module, name: str, value: object) -> None:
+        for guard in tuple(_guards):
+            guard.module_assigned(module)
+
+    torch_module.register_module_module_registration_hook(assigned)
+    torch_module.register_module_parameter_registration_hook(assigned)
+    torch_module.register_module_buffer_registration_hook(assigned)
+    original: Any = torch.nn.Module.load_state_dict
+
+    @functools.wraps(original)
+    def load_state_dict(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        told = [guard for guard in guards() if any(map(guard.encodes_with, self.modules()))]
+        return _change("load_state_dict", told, original, (self, *args), kwargs)
+
+    torch.nn.Module.load_state_dict = load_state_dict
+
+
+def _modules_in(pipeline: Any) -> Iterator[Any]:
+    yield pipeline
+    for module in modules_of(pipeline).values():
+        yield from module.modules()
+
+
+def _load_weights(method: Callable[..., Any], owner: Any, args: Any, kwargs: Any) -> Any:
+    told = [guard for guard in guards() if any(owner is part for part in _modules_in(guard.pipeline))]
+    return _change("load_weights", told, method, args, kwargs)
+
+
+def observe_load_weights(pipeline: Any) -> None:
+    """Have guards told of calls of `load_weights()` of a pipeline and of the modules in it, through their classes."""
+    for kind in set(map(type, _modules_in(pipeline))):
+        cls = next((cls for cls in kind.__mro__ if "load_weights" in vars(cls)), None)
+        if cls is not None and not isinstance(vars(cls)["load_weights"], wrapt.FunctionWrapper):
+            wrapt.wrap_function_wrapper(cls, "load_weights", _load_weights)

@@ -1,0 +1,183 @@
+"""GuardedPromptEmbedCache: vLLM-Omni's prompt-embedding cache with a guard."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..freshness.guard import PipelineGuard
+from ..freshness.outputs import NotStorableError, difference, private_copy, tensor_bytes
+from ..freshness.torch_state import TorchState
+from ..settings import logger, settings
+
+_UpstreamCache: Any = object  # upstream's class, which is known at activation only, comes after it among the bases
+_caches: weakref.WeakSet[GuardedPromptEmbedCache] = weakref.WeakSet()
+
+
+def guarded_caches() -> list[tuple[GuardedPromptEmbedCache, PipelineGuard]]:
+    """Return the caches in front of pipelines that still exist, and their guards."""
+    found = [(cache, cache.guard) for cache in tuple(_caches)]
+    return [(cache, guard) for cache, guard in found if guard is not None and guard.pipeline is not None]
+
+
+def has_tensors(key: Any) -> bool:
+    """Return whether this is the cache key of a call with tensors, as `KeyBuilder.build_key()` makes it."""
+    return type(key) is tuple and len(key) == 3 and type(key[2]) is TorchState
+
+
+@dataclass
+class _Miss:
+    """A lookup that missed, or a hit that is verified, until its result is stored."""
+
+    key: Any
+    generation: int
+    stored: Any  # what is verified, or upstream's sentinel
+    output: Any = None
+
+
+class EncodeCalls:
+    """A pipeline's own encode_prompt(), below upstream's wrapper.
+
+    Sees when the encoder runs on a thread, and its output before upstream changes the type.
+    """
+
+    def __init__(self, encode_prompt: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, encode_prompt)
+        self.encode_prompt = encode_prompt
+        self.guard: PipelineGuard | None = None
+        self.thread = threading.local()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.guard is None:
+            return self.encode_prompt(*args, **kwargs)
+        # Taken here: encode_prompt() may call itself through the cache.
+        miss, self.thread.miss = getattr(self.thread, "miss", None), None
+        with self.guard.encoding():
+            output = self.encode_prompt(*args, **kwargs)
+        if miss is not None:
+            miss.output = output
+            self.thread.finished = miss
+        return output
+
+
+class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
+    """Upstream's cache, with a guard; a class with this one and upstream's as bases takes the place of upstream's.
+
+    Without a pipeline to guard it is upstream's, and stores nothing for calls with tensors.
+    """
+
+    MISS: Any  # upstream's sentinel
+    guard: PipelineGuard | None = None
+
+    def attach(self, pipeline: Any, calls: EncodeCalls) -> None:
+        """Guard this pipeline, whose own encode_prompt() goes through `calls`."""
+        self.verified = self.differed = self._hits_counted = 0
+        self.not_stored: Counter[str] = Counter()
+        self._thread = calls.thread  # not `calls`, which keeps the pipeline alive
+        self.guard = calls.guard = PipelineGuard(pipeline, weakref.WeakMethod(self._drop_entries))
+        _caches.add(self)
+
+    def _drop_entries(self) -> bool:
+        had_entries = len(self._store) > 0
+        self.clear()
+        return had_entries
+
+    def nbytes(self) -> int:
+        """Return how many bytes of memory the tensors of the entries keep alive."""
+        with self._lock:
+            return sum(map(tensor_bytes, self._store.values()))
+
+    def get(self, key: Any) -> Any:
+        """Return the stored output, or upstream's sentinel, also for a hit that is to be verified."""
+        guard = self.guard
+        if guard is None:
+            return self._bypass() if has_tensors(key) else super().get(key)
+        guard.refresh()
+        if guard.contents.has_tuner_layers and has_tensors(key):
+            self.not_stored["peft"] += 1
+            return self._bypass()
+        value = super().get(key)
+        if value is self.MISS or self._is_verified():
+            self._thread.miss = _Miss(key, guard.generation, value)
+            return self.MISS
+        return value
+
+    def _bypass(self) -> Any:
+        with self._lock:
+            self.bypassed += 1
+        return self.MISS
+
+    def _is_verified(self) -> bool:
+        """Whether this hit is one of those that run the encoder again: a question of their count alone.
+
+        Ranks that see the same calls decide alike; else one would enter a collective that the other does not.
+        """
+        share = settings().verify
+        if share == 0:
+            return False
+        with self._lock:
+            self._hits_counted += 1
+            return math.floor(self._hits_counted * share) > math.floor((self._hits_counted - 1) * share)
+
+    def put(self, key: Any, value: Any) -> None:
+        """Store what the call of the last miss on this thread returned, unless something has changed since.
+
+        value: the output as upstream has detached it.
+        """
+        miss = None
+        if self.guard is not None:
+            miss, self._thread.finished = getattr(self._thread, "finished", None), None
+        if miss is None or miss.key is not key:
+            if not has_tensors(key):
+                super().put(key, value)  # by somebody else than upstream's wrapper
+        elif miss.stored is self.MISS:
+            reason = self._store_output(miss, value)
+            if reason is not None:
+                self.not_stored[reason] += 1
+        else:
+            self._verify(miss, value)
+
+    def _store_output(self, miss: _Miss, value: Any) -> str | None:
+        """Store the output of a miss, or return why it is not stored."""
+        guard, limit = self.guard, settings().cache_bytes
+        assert guard is not None
+        if has_tensors(miss.key):
+            try:
+                value = private_copy(miss.output)
+            except NotStorableError as error:
+                return str(error)
+        if limit is not None and tensor_bytes(value) > limit:
+            return "cache_bytes"
+        with guard.lock:
+            if guard.generation != miss.generation or guard.changing:
+                return "changed"
+            super().put(miss.key, value)
+            while limit is not None and self.nbytes() > limit:
+                with self._lock:
+                    self._store.popitem(last=False)
+        return None
+
+    def _verify(self, miss: _Miss, value: Any) -> None:
+        guard = self.guard
+        assert guard is not None
+        with guard.lock:
+            if guard.generation != miss.generation:
+                return  # what was stored is gone
+            self.verified += 1
+            found = difference(miss.stored, value)
+            if found is None:
+                return
+            self.differed += 1
+            guard.invalidate("verify")
+        logger.error(
+            "omni_tensor_key: a cached output of %s differs from what the encoder returns now: %s. The cache is "
+            "emptied. OMNI_TENSOR_KEY_VERIFY in docs/lifecycle.md says what this means.",
+            guard.name,
+            found,
+        )

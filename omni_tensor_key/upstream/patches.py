@@ -1,0 +1,37 @@
+"""Attributes of other people's modules and classes, replaced and put back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_ABSENT = object()
+
+
+class Patches:
+    """A set of replaced attributes."""
+
+    def __init__(self) -> None:
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+
+    def replace(self, owner: Any, name: str, new: Any) -> None:
+        """Put `new` in the place of `owner.name`, which need not exist."""
+        self._replaced.append((owner, name, vars(owner).get(name, _ABSENT), new))
+        setattr(owner, name, new)
+
+    def changed_since(self) -> str | None:
+        """Return the name of an attribute that somebody else has replaced since, or None."""
+        changed = (
+            f"{owner.__name__}.{name}" for owner, name, _, new in self._replaced if vars(owner).get(name) is not new
+        )
+        return next(changed, None)
+
+    def restore(self) -> None:
+        """Put the originals back, except where somebody else has replaced one of the attributes since."""
+        while self._replaced:
+            owner, name, original, new = self._replaced.pop()
+            if vars(owner).get(name) is not new:
+                continue
+            if original is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)

@@ -1,0 +1,85 @@
+"""vLLM-Omni's diffusion worker: sleep and wake-up, and the cache's counters and `clear()` within reach of an RPC."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+from ..settings import logger
+from .guarded_cache import GuardedPromptEmbedCache
+from .patches import Patches
+
+
+def _cache_of(worker: Any) -> Any:
+    runner = getattr(worker, "model_runner", None)
+    cache = getattr(runner, "prompt_embed_cache", None)
+    # Or one that was installed on the pipeline without the runner.
+    return cache if cache is not None else getattr(getattr(runner, "pipeline", None), "_prompt_embed_cache", None)
+
+
+def _clear(worker: Any, cause: str) -> None:
+    cache = _cache_of(worker)
+    if isinstance(cache, GuardedPromptEmbedCache) and cache.guard is not None:
+        cache.guard.invalidate(cause)
+    elif cache is not None:
+        cache.clear()
+
+
+def _clearing(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Empty the cache before sleep, for entries live outside the pool that sleep frees, and after wake-up, for after
+    level 2 the weights are not there until they are loaded again."""
+
+    @functools.wraps(method)
+    def clear_and_call(worker: Any, *args: Any, **kwargs: Any) -> Any:
+        _clear(worker, method.__name__)
+        try:
+            return method(worker, *args, **kwargs)
+        finally:
+            _clear(worker, method.__name__)
+
+    return clear_and_call
+
+
+class WorkerPatches(Patches):
+    """DiffusionWorker's methods; where it has others, sleep is not hooked, and one warning says so.
+
+    stats: the counters of `omni_tensor_key.stats()`.
+    """
+
+    def __init__(self, module: types.ModuleType, stats: Callable[[], dict[str, Any]]) -> None:
+        super().__init__()
+
+        def get_prompt_embed_cache_stats(self: Any) -> dict[str, Any] | None:
+            """Return the cache's counters, or None where this worker has no prompt-embedding cache.
+
+            "bytes": how many bytes of memory the tensors of the entries keep alive. "omni_tensor_key": the counters of
+            `omni_tensor_key.stats()`, of the worker's process.
+            """
+            cache = _cache_of(self)
+            if cache is None:
+                return None
+            size = {"bytes": cache.nbytes()} if isinstance(cache, GuardedPromptEmbedCache) else {}
+            return {**cache.stats(), **size, "omni_tensor_key": stats()}
+
+        def clear_prompt_embed_cache(self: Any) -> None:
+            """Drop all cached prompt embeddings of this worker."""
+            _clear(self, "clear_prompt_embed_cache")
+
+        worker_class = getattr(module, "DiffusionWorker", None)
+        methods = dict(vars(worker_class)) if inspect.isclass(worker_class) else {}
+        for call in (get_prompt_embed_cache_stats, clear_prompt_embed_cache):
+            if methods and not hasattr(worker_class, call.__name__):
+                self.replace(worker_class, call.__name__, call)
+        for name in ("sleep", "wake_up"):
+            if inspect.isfunction(methods.get(name)):
+                self.replace(worker_class, name, _clearing(methods[name]))
+            else:
+                logger.warning(
+                    "omni_tensor_key: %s has no DiffusionWorker.%s() to hook: prompt-embedding caches are not emptied "
+                    "then.",
+                    module.__name__,
+                    name,
+                )
