@@ -61,7 +61,8 @@ const char* advice(cudaError_t error) {
 
 }  // namespace
 
-OtkCudaStatus report(cudaError_t error, const char* call, int device, OtkCudaText* text) {
+OtkCudaStatus status_of(cudaError_t error, const char* call, int device, OtkCudaText* text) {
+  if (error == cudaSuccess) return OTK_CUDA_OK;
   char where[32] = "";
   if (device >= 0) snprintf(where, sizeof where, " on cuda:%d", device);
   const char* hint = advice(error);
@@ -98,15 +99,12 @@ OtkCudaStatus find_runtime(OtkCudaText* text) {
     if (error == cudaSuccess) error = find_function("cuCtxGetCurrent", get_context);
     if (error == cudaSuccess) error = find_function("cuCtxSetCurrent", set_context);
     if (error == cudaSuccess && pthread_atfork(nullptr, nullptr, note_fork) != 0) error = cudaErrorMemoryAllocation;
-    if (error == cudaSuccess) {
-      found.store(true, std::memory_order_release);
-      return OTK_CUDA_OK;
-    }
-    const OtkCudaStatus status = report(error, "initializing CUDA", -1, text);
+    if (error == cudaSuccess) found.store(true, std::memory_order_release);
+    const OtkCudaStatus status = status_of(error, "initializing CUDA", -1, text);
     if (status == OTK_CUDA_UNAVAILABLE && error != cudaErrorMemoryAllocation) missing = error;
     return status;
   }
-  return report(missing, "initializing CUDA", -1, text);
+  return status_of(missing, "initializing CUDA", -1, text);
 }
 
 bool is_prepared(int32_t device) {
@@ -118,7 +116,7 @@ OtkCudaStatus note_prepared(int32_t device, OtkCudaText* text) {
   void* context = nullptr;
   get_context(&context);
   if (device < 0 || device >= kMaxDevices || context == nullptr) {
-    return report(cudaErrorInvalidDevice, "preparing", device, text);
+    return status_of(cudaErrorInvalidDevice, "preparing", device, text);
   }
   contexts[device].store(context, std::memory_order_release);
   return OTK_CUDA_OK;
@@ -130,27 +128,22 @@ using namespace otk::cuda;
 
 OtkCudaStatus otk_cuda_enter(int32_t device, OtkCudaScope* scope, OtkCudaText* text) {
   scope->context = nullptr;
-  scope->mode = cudaStreamCaptureModeRelaxed;
+  scope->mode = -1;
   get_context(&scope->context);
   // The context is put back by the driver's function: cudaSetDevice() would make device 0's context for a thread that
   // had none, and take some hundred MiB of a device that may be somebody else's.
   scope->changed = !is_prepared(device) || scope->context != contexts[device].load(std::memory_order_relaxed);
-  if (scope->changed) {
-    if (const cudaError_t error = cudaSetDevice(device)) {
-      scope->mode = -1;
-      return report(error, "cudaSetDevice()", device, text);
-    }
-  }
+  OtkCudaStatus status = OTK_CUDA_OK;
+  if (scope->changed) status = status_of(cudaSetDevice(device), "cudaSetDevice()", device, text);
+  if (status != OTK_CUDA_OK) return status;
   // While any thread captures a graph in the default mode, an allocation or a wait on another thread would end that
   // capture with an error. Ours touch nothing that a capture could see. The exchange comes after the context: on a
   // thread that has none it would make device 0's as well.
   auto mode = cudaStreamCaptureModeRelaxed;
-  if (const cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode)) {
-    scope->mode = -1;
-    return report(error, "cudaThreadExchangeStreamCaptureMode()", device, text);
-  }
-  scope->mode = mode;
-  return OTK_CUDA_OK;
+  const char* call = "cudaThreadExchangeStreamCaptureMode()";
+  status = status_of(cudaThreadExchangeStreamCaptureMode(&mode), call, device, text);
+  if (status == OTK_CUDA_OK) scope->mode = mode;
+  return status;
 }
 
 void otk_cuda_leave(const OtkCudaScope* scope) {

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 #include <new>
 
@@ -58,16 +59,12 @@ void give_back(OtkCudaRead* read) {
 cudaError_t allocate(size_t size) {
   size_t rounded = kSmallest;
   while (rounded < size) rounded *= 2;
-  auto* read = new (std::nothrow) OtkCudaRead{};
+  std::unique_ptr<OtkCudaRead> read(new (std::nothrow) OtkCudaRead{});
   if (read == nullptr) return cudaErrorMemoryAllocation;
   const cudaError_t error =
       cudaHostAlloc(reinterpret_cast<void**>(&read->data), rounded, cudaHostAllocPortable | cudaHostAllocMapped);
   read->size = rounded;
-  if (error == cudaSuccess) {
-    give_back(read);
-  } else {
-    delete read;
-  }
+  if (error == cudaSuccess) give_back(read.release());
   return error;
 }
 
@@ -93,8 +90,8 @@ OtkCudaStatus check_capture(const OtkCudaRead& read, OtkCudaText* text) {
     cudaGetLastError();
     return OTK_CUDA_CAPTURING;
   }
-  if (error != cudaSuccess) return report(error, "cudaStreamIsCapturing()", read.device, text);
-  return capture == cudaStreamCaptureStatusNone ? OTK_CUDA_OK : OTK_CUDA_CAPTURING;
+  if (capture != cudaStreamCaptureStatusNone) return OTK_CUDA_CAPTURING;
+  return status_of(error, "cudaStreamIsCapturing()", read.device, text);
 }
 
 OtkCudaStatus launch_all(OtkCudaRead& read, const OtkCudaTensor* tensors, OtkCudaText* text) {
@@ -113,19 +110,12 @@ OtkCudaStatus launch_all(OtkCudaRead& read, const OtkCudaTensor* tensors, OtkCud
       request.content = contents_of(read)[begin + i] = content;
       content += align(tensor.nbytes);
     }
-    const cudaError_t error = launch_batch(batch, count, read.stream);
-    if (error != cudaSuccess) return report(error, "launching the kernel", read.device, text);
+    const OtkCudaStatus status =
+        status_of(launch_batch(batch, count, read.stream), "launching the kernel", read.device, text);
+    if (status != OTK_CUDA_OK) return status;
     read.in_flight = true;
   }
   return OTK_CUDA_OK;
-}
-
-OtkCudaStatus prepare_in_context(int32_t device, size_t size, OtkCudaText* text) {
-  if (!is_prepared(device)) {
-    if (const cudaError_t error = load_kernel()) return report(error, "loading the kernel", device, text);
-  }
-  if (const cudaError_t error = allocate(size)) return report(error, "cudaHostAlloc()", device, text);
-  return note_prepared(device, text);
 }
 
 }  // namespace
@@ -138,7 +128,13 @@ OtkCudaStatus otk_cuda_prepare(int32_t device, size_t count, uint64_t nbytes, Ot
   if (status != OTK_CUDA_OK) return status;
   OtkCudaScope scope;
   status = otk_cuda_enter(device, &scope, text);
-  if (status == OTK_CUDA_OK) status = prepare_in_context(device, staging_size(count, nbytes), text);
+  if (status == OTK_CUDA_OK && !is_prepared(device)) {
+    status = status_of(load_kernel(), "loading the kernel", device, text);
+  }
+  if (status == OTK_CUDA_OK) {
+    status = status_of(allocate(staging_size(count, nbytes)), "cudaHostAlloc()", device, text);
+  }
+  if (status == OTK_CUDA_OK) status = note_prepared(device, text);
   otk_cuda_leave(&scope);
   return status;
 }
@@ -157,19 +153,15 @@ OtkCudaStatus otk_cuda_launch(int32_t device, void* stream, const OtkCudaTensor*
   OtkCudaStatus status = otk_cuda_enter(device, &loan->scope, text);
   if (status == OTK_CUDA_OK) status = check_capture(*loan, text);
   if (status == OTK_CUDA_OK) status = launch_all(*loan, tensors, text);
-  if (status == OTK_CUDA_OK) {
-    *read = loan;
-  } else {
-    otk_cuda_release(loan);
-  }
+  if (status != OTK_CUDA_OK) otk_cuda_release(loan);
+  *read = loan;
   return status;
 }
 
 OtkCudaStatus otk_cuda_wait(OtkCudaRead* read, OtkCudaText* text) {
   const cudaError_t error = cudaStreamSynchronize(read->stream);
-  if (error != cudaSuccess) return report(error, "cudaStreamSynchronize()", read->device, text);
-  read->in_flight = false;
-  return OTK_CUDA_OK;
+  if (error == cudaSuccess) read->in_flight = false;
+  return status_of(error, "cudaStreamSynchronize()", read->device, text);
 }
 
 OtkCudaResult otk_cuda_result(const OtkCudaRead* read, size_t index) {

@@ -66,23 +66,14 @@ enum class Trust { kUnknown, kChecking, kRight };
 std::map<int32_t, Trust> trust;
 bool is_wrong = false;  // on some device; the unit is not used again
 
-class WithoutGil {
- public:
-  WithoutGil() : state_(PyEval_SaveThread()) {}
-  ~WithoutGil() { PyEval_RestoreThread(state_); }
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  PyThreadState* state_;
-};
-
 OtkCudaStatus prepare(std::vector<DeviceTensor>& items, OtkCudaText& text) {
   uint64_t nbytes = 0;
   for (const DeviceTensor& item : items) nbytes += item.key->nbytes;
   const int32_t device = items[0].key->device.id;
-  const WithoutGil without_gil;
-  return otk_cuda_prepare(device, items.size(), nbytes, &text);
+  PyThreadState* released = PyEval_SaveThread();
+  const OtkCudaStatus status = otk_cuda_prepare(device, items.size(), nbytes, &text);
+  PyEval_RestoreThread(released);
+  return status;
 }
 
 // Compares the unit's first reading on a device with torch's. OTK_CUDA_UNPREPARED where it is right: Python code has
@@ -133,7 +124,7 @@ OtkCudaStatus launch_and_wait(std::vector<DeviceTensor>& items, void* stream, Ot
   OtkCudaStatus status =
       otk_cuda_launch(items[0].key->device.id, stream, described.data(), described.size(), &read, &text);
   if (status != OTK_CUDA_OK) return status;
-  const WithoutGil without_gil;
+  PyThreadState* released = PyEval_SaveThread();
   status = otk_cuda_wait(read, &text);
   for (size_t i = 0; status == OTK_CUDA_OK && i < items.size(); ++i) {
     KeyObject* key = items[i].key;
@@ -142,6 +133,7 @@ OtkCudaStatus launch_and_wait(std::vector<DeviceTensor>& items, void* stream, Ot
     seal(key, {result.digest_low, result.digest_high});
   }
   otk_cuda_release(read);
+  PyEval_RestoreThread(released);
   return status;
 }
 
@@ -153,12 +145,7 @@ OtkCudaStatus try_to_read(std::vector<DeviceTensor>& items, CudaUse use, OtkCuda
     return trust[device] == Trust::kChecking ? OTK_CUDA_OK : check_first_use(items, text);
   }
   void* stream = nullptr;
-  bool known;
-  if (!current_stream(items[0].key->device, &stream, known)) return OTK_CUDA_OK;
-  if (!known) {
-    strcpy(text.text, "torch's DLPack table has no function that tells the current stream.");
-    return OTK_CUDA_UNAVAILABLE;
-  }
+  if (!current_stream(items[0].key->device, &stream)) return OTK_CUDA_OK;
   OtkCudaStatus status = launch_and_wait(items, stream, text);
   if (status != OTK_CUDA_UNPREPARED) return status;
   status = prepare(items, text);

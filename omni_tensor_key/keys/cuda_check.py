@@ -39,7 +39,10 @@ def _tells_streams(device: torch.device) -> bool:
     module = torch.get_device_module(device)
     side = module.Stream(device)
     with module.stream(side):
-        return _core.cuda_stream(device.index) == side.cuda_stream
+        try:
+            return bool(_core.cuda_stream(device.index) == side.cuda_stream)
+        except NotImplementedError:
+            return False
 
 
 def check_cuda_unit(tensor: torch.Tensor) -> bool | None:
@@ -52,7 +55,7 @@ def check_cuda_unit(tensor: torch.Tensor) -> bool | None:
         if is_capturing(device):
             return None
         if not _tells_streams(device):
-            note_host_copy("torch does not tell the current CUDA stream while another backend is registered.")
+            note_host_copy("torch does not tell the current CUDA stream. A second backend beside CUDA is one cause.")
             return False
         try:
             patterns = _patterns(device)

@@ -72,7 +72,8 @@ FIRST_USES = {
     ),
     "torch does not tell the stream": (
         "otkdev.hide_streams(True); print(right(), launches()); print(right(), launches())",
-        f"{COPIED}torch does not tell the current CUDA stream while another backend is registered.\nTrue 0\nTrue 0",
+        f"{COPIED}torch does not tell the current CUDA stream. A second backend beside CUDA is one cause.\n"
+        "True 0\nTrue 0",
     ),
     # Who comes meanwhile, does not wait for it and does not trust the unit either.
     "two threads": (
