@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from omni_tensor_key import tensor_keys
-from omni_tensor_key.host_copy import to_host
+from omni_tensor_key.keys.host_copy import to_host
 
 DTYPES = [
     torch.bool, torch.int64, torch.int8, torch.uint16, torch.int32, torch.uint8, torch.int16, torch.uint32,
