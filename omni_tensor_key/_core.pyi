@@ -35,6 +35,7 @@ class KeyBuilder:
         build_key: Callable[..., Any],
         not_hashable: object,
         precomputed: tuple[str, ...],
+        plan: Callable[..., tuple[int, int, int, tuple[tuple[Any, ...], ...]] | None],
         call_state: Callable[[], Any],
         on_bypass: Callable[[str, str, str], object],
         to_host: _ToHost,
