@@ -32,7 +32,7 @@ def build_programs(arch: str) -> None:
     sources = [*(CSRC / "cuda").glob("*.cpp"), *(CSRC / "cuda").glob("*.cu"), *HASH.glob("xxh3*.cpp")]
     flags = ["-std=c++17", "-O3", f"-arch={arch}", "-lineinfo", f"-I{CSRC}", "-ldl"]
     programs = {
-        "gpu_check": ROOT / "tests" / "cuda" / "gpu_check.cpp",
+        "gpu_check": Path(__file__).with_name("check.cpp"),
         "latency": Path(__file__).with_name("latency.cu"),
     }
     for name, source in programs.items():

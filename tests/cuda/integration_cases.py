@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 import types
-import weakref
 from collections.abc import Callable, Iterator
 
 import device_backend
@@ -23,10 +22,6 @@ from omni_tensor_key.keys.host_copy import to_host
 
 LIMIT = 1 << 20
 OUT_OF_MEMORY, ILLEGAL_ADDRESS = 2, 700
-KEYED = [
-    torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32,
-    torch.uint64,
-]  # fmt: skip
 
 
 class Fake:
@@ -80,30 +75,6 @@ def by_unit(tensors: list[torch.Tensor]) -> list[_core.TensorKey]:
     return keys
 
 
-def test_the_build_is_told() -> None:
-    assert _core.CUDA_BUILD == "fake"
-
-
-@pytest.mark.parametrize(("count", "launches"), [(1, 1), (2, 1), (16, 1), (17, 2)])
-def test_one_wait(otkdev: types.ModuleType, fake: Fake, count: int, launches: int) -> None:
-    tensors = [torch.arange(1024 + i, device="otkdev:0").reshape(1, -1) for i in range(count)]
-    otkdev.reset_counters()
-    found = read(tensors)
-    assert otkdev.copies_to_host() == 0
-    assert fake.launches_and_waits == (launches, 1)
-    assert found == digests(tensors)
-
-
-@pytest.mark.parametrize("dtype", KEYED, ids=str)
-def test_dtypes(fake: Fake, dtype: torch.dtype) -> None:
-    values = torch.arange(600).reshape(20, 30).to(dtype)
-    tensor = values.to("otkdev:1")
-    host, on_device = by_unit([values, tensor])
-    assert host.digest == on_device.digest
-    assert host != on_device
-    assert (on_device.device, on_device.shape) == ("privateuseone:1", (20, 30))
-
-
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "transposed": lambda t: t.T,
     "columns": lambda t: t[:, 1:4],
@@ -147,12 +118,6 @@ def test_the_current_stream_is_used(otkdev: types.ModuleType, fake: Fake) -> Non
     assert tensor_key(tensor).digest == digests([tensor])[0]
     with otkdev.stream(side), pytest.raises(UncacheableTensorError, match="captured"):
         tensor_key(tensor)
-
-
-def test_no_elements_no_launch(fake: Fake) -> None:
-    read([torch.empty(0, device="otkdev:0"), torch.arange(3)])
-    assert fake.launches_and_waits == (0, 0)
-    assert fake.calls("cudaSetDevice") == 0
 
 
 def test_too_many_dimensions_go_through_torch(otkdev: types.ModuleType, fake: Fake) -> None:
@@ -268,12 +233,3 @@ def test_threads(fake: Fake) -> None:
     for thread in threads:
         thread.join()
     assert failures == []
-
-
-def test_no_tensor_is_kept_alive(fake: Fake) -> None:
-    tensor = torch.arange(1000, device="otkdev:0")
-    key = tensor_key(tensor)
-    gone = weakref.ref(tensor)
-    del tensor
-    assert gone() is None
-    assert key.nbytes == 8000

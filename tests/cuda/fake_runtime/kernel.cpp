@@ -1,8 +1,7 @@
 // In the kernel's place: the same answers from the host's hash, for machines without nvcc.
-#include "../../../csrc/cuda/request.h"
-
 #include <vector>
 
+#include "../../../csrc/cuda/request.h"
 #include "../../../csrc/hash/xxh3_dispatch.h"
 #include "fake.h"
 

@@ -11,7 +11,6 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -88,7 +87,9 @@ def filled(nbytes: int, seed: int, offset: int = 0) -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def nvcc() -> str:
-    found = SimpleNamespace(**setup_functions()).find_nvcc()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OMNI_TENSOR_KEY_CUDA", raising=False)
+        found = setup_functions()["find_nvcc"]()
     if found is None:
         pytest.skip("nvcc is not installed: what it makes of the kernel is not executed")
     return str(found)
@@ -101,7 +102,6 @@ def setup_functions() -> dict[str, Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setuptools, "setup", lambda **_: None)
-        patch.delenv("OMNI_TENSOR_KEY_CUDA", raising=False)
         return runpy.run_path(str(HERE.parents[2] / "setup.py"))
 
 
