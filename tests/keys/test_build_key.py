@@ -20,8 +20,6 @@ from hypothesis import strategies as st
 from . import strategies
 from .support import SEED, agree, fuzz, outcome, pristine, same, upstream
 
-pytestmark = pytest.mark.usefixtures("active")
-
 PRECOMPUTED = list(upstream._PRECOMPUTED_EMBED_ARGS)
 NAMES = ["prompt", "prompt_ids", "attention_mask", "a", "B", "_", "é", "self", "args", "kwargs", "signature", "z9"]
 

@@ -12,8 +12,6 @@ from hypothesis import given
 from .strategies import HasItem, Items, Level, Mapping, Pair, Point, anything, exact_scalars, nested
 from .support import fuzz, outcome, pristine, same
 
-pytestmark = pytest.mark.usefixtures("active")
-
 
 def agree(active: Any, value: Any) -> None:
     expected = outcome(pristine()._hashable, value)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
-import random
+import pickle
 import sys
 import tracemalloc
 import weakref
@@ -14,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-import xxhash
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from omni_tensor_key import TensorKey, UncacheableTensorError, _core, tensor_key, tensor_keys
-from omni_tensor_key.host_copy import to_host
+from omni_tensor_key.keys.host_copy import to_host
 
-LIMIT = 1 << 20
+from .support import Active
+
 OVERHEAD = 256  # bytes per tensor, beside the content
 
 
@@ -55,50 +56,6 @@ def test_what_the_allocator_sees(shape: tuple[int, ...]) -> None:
         tracemalloc.stop()
     content = count * tensors[0].nbytes
     assert content <= used <= content + count * OVERHEAD + 20_000  # the interpreter's own caches
-
-
-def traced(make: Callable[[], object]) -> int:
-    """How much memory is allocated at the most while `make` runs."""
-    tracemalloc.start()
-    try:
-        make()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("length", [100, 1024, 32_000])
-def test_the_memory_of_a_dropped_key_is_used_again(length: int, count: int) -> None:
-    tensors = [torch.arange(length + i) for i in range(count)]
-    tensor_keys(tensors)
-    assert traced(lambda: tensor_keys(tensors)) < tensors[0].nbytes
-
-
-def test_no_more_than_a_mebibyte_of_it_is_kept() -> None:
-    def make_and_drop() -> int:
-        for length in range(1000, LIMIT, 10_000):
-            tensor_key(torch.zeros(length, dtype=torch.bool))
-        return tracemalloc.get_traced_memory()[0]
-
-    kept = []
-    traced(lambda: kept.append(make_and_drop()))
-    assert kept[0] < (1 << 20) + 20_000
-
-
-def test_keys_in_memory_that_is_used_again(rng: random.Random) -> None:
-    tensors = [torch.tensor(rng.choices(range(2), k=length)) for length in [10, 70, 200, 200, 1000, 40_000] * 3]
-    live: dict[int, tuple[TensorKey, torch.Tensor]] = {}
-    for _ in range(3000):
-        place, tensor = rng.randrange(6), rng.choice(tensors)
-        live[place] = (tensor_key(tensor), tensor)
-        if len(live) > rng.randrange(8):
-            live.pop(rng.choice(list(live)))
-        for key, content in live.values():
-            assert key.nbytes == content.nbytes
-    for key, content in live.values():
-        assert key.digest == xxhash.xxh3_128_digest(content.numpy().tobytes())
-        assert all((key == other) is torch.equal(content, twin) for other, twin in live.values())
 
 
 def test_a_key_keeps_neither_tensor_nor_storage_alive() -> None:
@@ -158,6 +115,11 @@ def refuse(*tensors: Any) -> None:
         tensor_keys(tensors)
 
 
+def refuse_parts() -> None:
+    with pytest.raises(ValueError, match="parts of a TensorKey"):
+        _core.restore_key(0, 64, 1, 0, (1, 3), b"short")
+
+
 IDS = torch.arange(64).reshape(8, 8)
 FLOATS = torch.zeros(3)
 EMPTY = torch.empty(0)
@@ -172,7 +134,8 @@ OPERATIONS: dict[str, Callable[[], object]] = {
     "refused layout": lambda: refuse(SPARSE),
     "refused type": lambda: refuse(None),
     "refused after others": lambda: refuse(IDS, IDS.T, FLOATS),
-    "sources": lambda: _core.sources(("tag", (("ids", tensor_key(IDS)), ("none", None)))),
+    "pickle": lambda: pickle.loads(pickle.dumps(tensor_key(IDS))),
+    "damaged pickle": lambda: refuse_parts(),
     "hash of bytes": lambda: _core.xxh3_128(b"abc", "scalar"),
 }
 
@@ -195,36 +158,35 @@ def test_references_are_balanced(name: str) -> None:
 
 
 def test_a_key_builder_gives_its_references_back() -> None:
-    sentinel, tag = object(), ("prompt_embeds",)
-    refused = torch.zeros(2)
+    refused, state, kwargs = torch.zeros(2), object(), {"m": [IDS, {"a": (IDS, 1)}]}
+    signature = inspect.signature(lambda a, m=None, n=1: None)
+    exotic = inspect.signature(lambda a, m=None, n=[]: None)
 
-    def hashable(value: object) -> object:
-        return sentinel
+    def use() -> None:
+        active = Active()
+        active.state = state
+        for each in (signature, exotic):
+            for _ in range(3):
+                assert active._build_key(each, "tag", (IDS,), kwargs)[2] is state
+                assert active._build_key(each, "tag", (refused,), kwargs) is None
+                assert active._build_key(each, "tag", (), {"unknown": 1}) is None
+            active.state = "tracing"
+            assert active._build_key(each, "tag", (IDS,), kwargs) is None
+            active.state = state
+        assert active._hashable((IDS, 1)) == ("__seq__", (tensor_key(IDS), 1))
 
-    def build_key(*args: object) -> None:
-        return None
-
-    watched = [sentinel, tag, hashable, build_key, to_host, IDS, refused, TensorKey]
+    use()
+    watched = [IDS, refused, state, signature, exotic, kwargs["m"], TensorKey, to_host]
     before = references(watched)
-    for _ in range(1000):
-        builder = _core.KeyBuilder(hashable, build_key, sentinel, tag, to_host, LIMIT)
-        assert builder.hashable(refused) is sentinel
-        assert builder.hashable([IDS, {}]) is sentinel
-        assert builder.hashable((IDS, 1)) == ("__seq__", (tensor_key(IDS), 1))
-    del builder
+    for _ in range(20):
+        use()
     assert references(watched) == before
 
 
 def test_a_key_builder_in_a_cycle_is_collected() -> None:
-    class Holder:
-        def __init__(self) -> None:
-            self.builder = _core.KeyBuilder(self.hashable, self.hashable, self, (), to_host, LIMIT)
-
-        def hashable(self, *args: object) -> None:
-            return None
-
-    holder = Holder()
-    gone = weakref.ref(holder)
-    del holder
+    active = Active()
+    gone = weakref.ref(active)
+    active._build_key(inspect.signature(lambda a: None), "tag", (IDS,), {})
+    del active
     gc.collect()
     assert gone() is None

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import reference
 import torch
 import xxhash
 
-from omni_tensor_key import TensorKey, _core, reference, tensor_key, tensor_keys
-from omni_tensor_key.host_copy import to_host
+from omni_tensor_key import TensorKey, _core, tensor_key, tensor_keys
+from omni_tensor_key.keys.host_copy import to_host
 
 # struct's letter for each dtype that is keyed, with values at its limits.
 VALUES = {
@@ -36,7 +37,7 @@ EMPTY_SHAPES = [(0,), (2, 0), (0, 2), (1, 0), (0, 0), (3, 0, 5)]
 
 
 def reference_key(tensor: torch.Tensor) -> reference.TensorKey:
-    return reference.tensor_keys([tensor], to_host, 1 << 20)[0]
+    return reference.TensorKey(tensor)
 
 
 def assert_like_reference(tensor: torch.Tensor) -> None:
@@ -203,11 +204,61 @@ def test_only_the_api_makes_keys(make: Callable[[], Any]) -> None:
         make()
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_key_is_neither_copied_nor_pickled(duplicate: Callable[[Any], Any]) -> None:
-    key = tensor_key(torch.tensor([1, 2, 3]))
-    with pytest.raises(TypeError, match="cannot pickle"):
-        duplicate(key)
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    **{f"pickle {n}": lambda key, n=n: pickle.loads(pickle.dumps(key, n)) for n in range(pickle.HIGHEST_PROTOCOL + 1)},
+}
+
+
+@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 5), (1, 7), (1, 50_000), (1,) * 64])
+@pytest.mark.parametrize("dtype", VALUES, ids=str)
+def test_a_copy_is_equal(dtype: torch.dtype, shape: tuple[int, ...], duplicate: Callable[[Any], Any]) -> None:
+    key = tensor_key(torch.randint(0, 2, shape).to(dtype))
+    twin = duplicate({key: "value"})
+    assert list(twin) == [key]
+    (other,) = twin
+    assert hash(other) == hash(key)
+    assert (other.digest, repr(other), other.nbytes) == (key.digest, repr(key), key.nbytes)
+
+
+DAMAGED = {
+    "code": [-1, 2, 256, 1 << 40, "0", None],
+    "bits": [-8, 0, 4, 7, 12, 320, 1 << 70, 8.0],
+    "device type": [1 << 31, "cpu"],
+    "device index": [-(1 << 40), 1.5],
+    "shape": [
+        (),
+        (2,),
+        (1, 3),
+        (-1, -2),
+        (1, 2, 0),
+        (1 << 62, 1 << 62),
+        (1,) * 65,
+        (1, 1 << 70),
+        (1.0, 2.0),
+        [1, 2],
+        2,
+    ],
+    "content": [b"", b"1234567", bytes(17), bytearray(16), "text", None],
+}
+
+
+def test_damaged_parts_are_refused() -> None:
+    restore, parts = tensor_key(torch.tensor([[1, 2]])).__reduce__()
+    assert restore is _core.restore_key
+    assert hash(restore(*parts)) == hash(tensor_key(torch.tensor([[1, 2]])))
+    for place, values in enumerate(DAMAGED.values()):
+        for value in values:
+            damaged = [*parts[:place], value, *parts[place + 1 :]]
+            if damaged == [*parts[:4], (2,), parts[5]]:
+                continue  # another shape of as many elements
+            with pytest.raises(ValueError, match="not the parts of a TensorKey"):
+                restore(*damaged)
+    for wrong in ((), parts[:5], (*parts, 1), (None,) * 6):
+        with pytest.raises(ValueError, match="not the parts of a TensorKey"):
+            restore(*wrong)
 
 
 def test_keys_have_no_order() -> None:
