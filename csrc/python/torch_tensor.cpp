@@ -140,13 +140,13 @@ WithoutModes::~WithoutModes() {
   PyErr_Restore(type, value, traceback);
 }
 
-bool current_cuda_stream(int32_t device_id, void** stream, bool& known) {
-  known = torch.api != nullptr && torch.api->current_work_stream != nullptr;
-  if (!known || torch.api->current_work_stream(dlpack::kCuda, device_id, stream) == 0) return true;
-  if (PyErr_Occurred() == nullptr) {
-    PyErr_Format(PyExc_RuntimeError, "omni_tensor_key: torch could not tell the current stream of cuda:%d",
-                 static_cast<int>(device_id));
+bool current_stream(dlpack::Device device, void** stream) {
+  if (torch.api == nullptr || torch.api->current_work_stream == nullptr) {
+    PyErr_SetString(PyExc_NotImplementedError, "torch's DLPack table has no function that tells the current stream");
+    return false;
   }
+  if (torch.api->current_work_stream(device.type, device.id, stream) == 0) return true;
+  if (PyErr_Occurred() == nullptr) PyErr_SetString(PyExc_RuntimeError, "torch could not tell the current stream");
   return false;
 }
 

@@ -24,9 +24,9 @@ class WithoutModes {
   Ref manager_;
 };
 
-// The stream on which torch queues this thread's work for a CUDA device; not `known` where the table cannot tell. False
-// with an error set.
-bool current_cuda_stream(int32_t device_id, void** stream, bool& known);
+// The stream on which torch queues this thread's work for a device. False with an error set, which is a
+// NotImplementedError where the table cannot tell.
+bool current_stream(dlpack::Device device, void** stream);
 
 // Whether `object` is an instance of a subclass of torch.Tensor other than torch.nn.Parameter.
 bool is_tensor_subclass(PyObject* object);
