@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omni_tensor_key.host_copy import to_host
 
 from omni_tensor_key import _core
-from omni_tensor_key.host_copy import to_host
 
 SIZES = {"64 B": 64, "240 B": 240, "1 KiB": 1 << 10, "8 KiB": 8 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20}
 COUNTS = (1, 2, 4, 8, 16)
