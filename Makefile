@@ -25,8 +25,8 @@ help: ## List these commands
 
 venv: $(VENV)/.package ## Make the environment and install the package into it
 
-demo: venv ## Run real prompts through the real cache, with the extension off and on
-	$(BIN)/omni-tensor-key demo $(ARGS)
+demo: venv ## Run rollouts in the real engine of vLLM-Omni, with the extension off and on
+	$(BIN)/python examples/engine/rollout.py $(ARGS)
 
 test: venv ## Run the tests against the real vllm-omni
 	$(BIN)/pytest $(ARGS)
