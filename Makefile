@@ -49,7 +49,7 @@ bench: venv ## Measure what a key costs
 dist: venv ## Build the archives of a release into dist/, and test the wheel where there is no compiler
 	$(BIN)/python tests/environments/dist.py
 
-pythons: dist ## Run the core tests with the one wheel in each of PYTHONS
+pythons: dist ## Run the tests of keys with the one wheel in each of PYTHONS
 	$(BIN)/python tests/environments/pythons.py $(PYTHONS)
 
 matrix: venv ## Run the tests that meet vLLM-Omni with every supported release

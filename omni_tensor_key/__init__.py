@@ -2,7 +2,6 @@
 
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,10 +25,10 @@ __all__ = [
 ]
 
 
-def _import(module: str) -> ModuleType:
-    """Import a module of this package; where the compiled one is missing, say what to do."""
+def _load_core() -> None:
+    """Load the compiled module; where it is missing, say what to do."""
     try:
-        return import_module(f"{__name__}.{module}")
+        import_module("._core", __name__)
     except ModuleNotFoundError as error:
         if error.name != f"{__name__}._core":
             raise
@@ -42,14 +41,14 @@ def _import(module: str) -> ModuleType:
 
 def __getattr__(name: str) -> Any:
     """Import at first use: the command line must be able to say what is wrong with an extension that cannot load."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "__version__":
         value: Any = import_module("importlib.metadata").version("omni-tensor-key")
-    elif name in ("activate", "deactivate", "is_active", "stats"):
-        value = getattr(_import("plugin"), name)
-    elif name in __all__:
-        value = getattr(_import("keys"), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        _load_core()
+        in_plugin = name in ("activate", "deactivate", "is_active", "stats")
+        value = getattr(import_module(".plugin" if in_plugin else ".keys", __name__), name)
     globals()[name] = value
     return value
 
