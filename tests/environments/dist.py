@@ -35,7 +35,7 @@ def build_wheel(sdist: Path, cuda: str, policy: str, work: Path) -> Path:
 
 
 def test_wheel(wheel: Path, work: Path) -> str:
-    """Install the wheel beside the real vllm-omni, change nothing else, and run the tests of keys without a compiler."""
+    """Install the wheel beside the real vllm-omni, and run the tests of keys without a compiler."""
     venv = Venv(work / f"test-{wheel.stem}")
     venv.borrow("omni-tensor-key")
     path = str(venv.python.parent)
