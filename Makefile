@@ -1,5 +1,5 @@
 # `make help` lists the commands. PYTHON (3.10 to 3.13) makes the environment VENV; ARGS goes to
-# the command of demo, test and bench.
+# the command of demo, test, bench and gpu.
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
@@ -17,7 +17,7 @@ SOURCES := setup.py pyproject.toml $(NATIVE) \
 # Without bytecode on disk, every process of the tests would compile torch and vLLM-Omni anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test lint sanitize fuzz bench dist pythons matrix clean
+.PHONY: help venv demo test lint sanitize fuzz bench gpu dist pythons matrix clean
 .DELETE_ON_ERROR:
 
 help: ## List these commands
@@ -45,6 +45,10 @@ fuzz: ## Fuzz the native code for FUZZ_SECONDS (60) under the same two, with lib
 
 bench: venv ## Measure what a key costs
 	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+gpu: venv ## Build for a GPU, and check and measure there; without one a dry run, which ends with 3
+	$(BIN)/python benchmarks/gpu/build.py
+	$(BIN)/python benchmarks/gpu/run.py $(ARGS)
 
 dist: venv ## Build the archives of a release into dist/, and test the wheel where there is no compiler
 	$(BIN)/python tests/environments/dist.py

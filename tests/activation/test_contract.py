@@ -57,7 +57,7 @@ CHANGES = [
     ),
     Change(
         "floating-point tensors are keyed",
-        "_hashable keys tensor",
+        "keys an unknown Tensor",
         "    if isinstance(obj, dict):\n        items = []",
         KEY_TENSORS.replace("(torch.int64, torch.bool)", "(torch.int64, torch.bool, torch.float32)"),
     ),

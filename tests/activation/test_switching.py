@@ -213,7 +213,7 @@ assert not hasattr(module.install_prompt_embed_cache, "__wrapped__")
 
 
 DEGRADED = {
-    "vllm_omni.diffusion.lora.manager": "class DiffusionLoRAManager:\n    def use_lora(self): ...\n    def other(self): ...",
+    "vllm_omni.diffusion.lora.manager": "class DiffusionLoRAManager:\n def use_lora(self): ...\n def other(self): ...",
     "vllm_omni.diffusion.worker.diffusion_worker": "class OtherWorker: ...",
 }
 
@@ -221,7 +221,9 @@ DEGRADED = {
 def test_an_unknown_lora_manager_and_worker_degrade(fresh: FreshProcesses) -> None:
     result = fresh.check(
         f"""
-import sys, torch, types
+import sys, torch
+for name in {list(DEGRADED)!r}:
+    sys.modules.pop(name, None)
 import omni_tensor_key
 omni_tensor_key.activate()
 for name, source in {DEGRADED!r}.items():
@@ -236,7 +238,6 @@ for name, source in {DEGRADED!r}.items():
                 def exec_module(self, module): exec(source, vars(module))
             return importlib.machinery.ModuleSpec(name, Loader())
     sys.meta_path.insert(0, Finder)
-    sys.modules.pop(name, None)
     __import__(name)
 from vllm_omni.diffusion.cache import prompt_embed_cache as module
 assert omni_tensor_key.is_active()

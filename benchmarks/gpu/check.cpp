@@ -1,6 +1,5 @@
-// The CUDA unit on a real GPU, without Python: for compute-sanitizer, whose racecheck needs a small program.
-//
-//     nvcc -std=c++17 -arch=native -lineinfo csrc/cuda/*.cpp csrc/cuda/*.cu csrc/xxh3_*.cpp tests/cuda/gpu_check.cpp
+// The CUDA unit on a real GPU, without Python: for compute-sanitizer, whose racecheck needs a small program. Built by
+// build.py.
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +9,7 @@
 #include <vector>
 
 #include "../../csrc/cuda/unit.h"
-#include "../../csrc/xxh3_dispatch.h"
+#include "../../csrc/hash/xxh3_dispatch.h"
 
 namespace {
 

@@ -1,19 +1,10 @@
 // The content of a strided tensor as row-major bytes, by some of the threads of a block.
 #pragma once
 
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "../hash/xxh3.h"
 #include "request.h"
-
-// For loops whose copies would cost more than they save: build time, and instructions that every launch fetches anew.
-#if defined(__CUDA_ARCH__)
-#define OTK_NO_UNROLL _Pragma("unroll 1")
-#else
-#define OTK_NO_UNROLL
-#endif
 
 namespace otk::cuda {
 
@@ -21,14 +12,14 @@ constexpr uint32_t kInFlight = 4;  // loads that a thread starts before it uses 
 
 // One load or store of an aligned T.
 template <class T>
-OTK_HD T load(const void* p) {
+__device__ T load(const void* p) {
   T value;
   memcpy(&value, __builtin_assume_aligned(p, sizeof(T)), sizeof(T));
   return value;
 }
 
 template <class T>
-OTK_HD void store(void* p, const T& value) {
+__device__ void store(void* p, const T& value) {
   memcpy(__builtin_assume_aligned(p, sizeof(T)), &value, sizeof(T));
 }
 
@@ -37,10 +28,11 @@ struct alignas(16) Chunk {
 };
 static_assert(sizeof(Chunk) == kMaxUnit);
 
-// Where the unit at `index` lies, in bytes from the first.
-OTK_HD int64_t offset_of(const Request& request, uint32_t index) {
+// Where the unit at `index` lies, in bytes from the first. Loops are not unrolled where a copy would cost more than it
+// saves: build time, and instructions that every launch fetches anew.
+__device__ inline int64_t offset_of(const Request& request, uint32_t index) {
   int64_t offset = 0;
-  OTK_NO_UNROLL
+#pragma unroll 1
   for (uint32_t d = request.ndim - 1; d > 0; --d) {
     const uint32_t outer = index / request.shape[d];
     offset += int64_t{index - outer * request.shape[d]} * request.strides[d];
@@ -50,9 +42,9 @@ OTK_HD int64_t offset_of(const Request& request, uint32_t index) {
 }
 
 template <class Unit>
-OTK_HD void gather_units(const Request& request, uint32_t first, uint32_t count, uint32_t worker, uint32_t workers,
-                         uint8_t* out) {
-  OTK_NO_UNROLL
+__device__ void gather_units(const Request& request, uint32_t first, uint32_t count, uint32_t worker, uint32_t workers,
+                             uint8_t* out) {
+#pragma unroll 1
   for (uint32_t begin = worker; begin < count; begin += kInFlight * workers) {
     Unit units[kInFlight] = {};
     for (uint32_t j = 0; j < kInFlight; ++j) {
@@ -67,8 +59,8 @@ OTK_HD void gather_units(const Request& request, uint32_t first, uint32_t count,
 }
 
 // Brings `size` bytes of row-major content to `out`, and zeros up to a multiple of kMaxUnit. `start` is one as well.
-OTK_HD void gather(const Request& request, uint64_t start, uint32_t size, uint32_t worker, uint32_t workers,
-                   uint8_t* out) {
+__device__ inline void gather(const Request& request, uint64_t start, uint32_t size, uint32_t worker, uint32_t workers,
+                              uint8_t* out) {
   const auto first = static_cast<uint32_t>(start / request.unit);
   const uint32_t count = size / request.unit;
   switch (request.unit) {
@@ -87,14 +79,12 @@ OTK_HD void gather(const Request& request, uint64_t start, uint32_t size, uint32
     default:
       gather_units<Chunk>(request, first, count, worker, workers, out);
   }
-  // What is no whole unit comes only at the end of contiguous content.
-  OTK_NO_UNROLL
-  for (uint32_t i = count * request.unit + worker; i < size; i += workers) {
-    out[i] = request.source[start + i];
-  }
+  // What is no whole unit comes only at the end of contiguous content; zeros follow it.
   const uint32_t padded = (size + kMaxUnit - 1) / kMaxUnit * kMaxUnit;
-  OTK_NO_UNROLL
-  for (uint32_t i = size + worker; i < padded; i += workers) out[i] = 0;
+#pragma unroll 1
+  for (uint32_t i = count * request.unit + worker; i < padded; i += workers) {
+    out[i] = i < size ? request.source[start + i] : 0;
+  }
 }
 
 }  // namespace otk::cuda
