@@ -147,12 +147,13 @@ def check_contract(module: types.ModuleType) -> bool:
     try:
         for check in (_check_names, _check_keys, _check_calls, _check_cache):
             check(module)
-        upstream: Any = module
-        source = inspect.getsource(upstream._hashable) + inspect.getsource(upstream._build_key)
-        return hashlib.sha256(source.encode()).hexdigest() != _KNOWN_RULES
-    except OSError:
-        return True  # there is no source
     except ContractMismatch:
         raise
     except Exception as error:
         raise ContractMismatch(f"a probe failed with {type(error).__name__}: {error}") from error
+    upstream: Any = module
+    try:
+        source = inspect.getsource(upstream._hashable) + inspect.getsource(upstream._build_key)
+    except OSError:
+        return True  # there is no source
+    return hashlib.sha256(source.encode()).hexdigest() != _KNOWN_RULES
