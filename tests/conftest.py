@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fresh_process import FreshProcesses
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED = int(os.environ.get("OMNI_TENSOR_KEY_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
@@ -103,3 +104,11 @@ def log() -> Iterator[Log]:
     yield lines
     logger.setLevel(level)
     logger.removeHandler(handler)
+
+
+@pytest.fixture(scope="session")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshProcesses]:
+    """Processes in which neither upstream's cache nor this package is imported."""
+    processes = FreshProcesses(tmp_path_factory.mktemp("fresh"))
+    yield processes
+    processes.close()
