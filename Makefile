@@ -17,7 +17,7 @@ SOURCES := setup.py pyproject.toml $(NATIVE) \
 # Without bytecode on disk, every process of the tests would compile torch and vLLM-Omni anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test lint sanitize fuzz bench bench-instructions dist pythons matrix clean
+.PHONY: help venv demo test lint sanitize fuzz bench gpu bench-instructions dist pythons matrix clean
 .DELETE_ON_ERROR:
 
 help: ## List these commands
@@ -25,8 +25,8 @@ help: ## List these commands
 
 venv: $(VENV)/.package ## Make the environment and install the package into it
 
-demo: venv ## Run real prompts through the real cache, with the extension off and on
-	$(BIN)/omni-tensor-key demo $(ARGS)
+demo: venv ## Run rollouts in the real engine of vLLM-Omni, with the extension off and on
+	$(BIN)/python examples/engine/rollout.py $(ARGS)
 
 test: venv ## Run the tests against the real vllm-omni
 	$(BIN)/pytest $(ARGS)
@@ -45,6 +45,10 @@ fuzz: ## Fuzz the native code for FUZZ_SECONDS (60) under the same two, with lib
 
 bench: venv ## Measure what a key costs
 	$(BIN)/omni-tensor-key bench $(ARGS)
+
+gpu: venv ## Build for a GPU, and check and measure there; without one a dry run, which ends with 3
+	$(BIN)/python benchmarks/gpu/build.py
+	$(BIN)/python benchmarks/gpu/run.py $(ARGS)
 
 bench-instructions: venv ## Compare the instructions of each stage of a key with the committed counts
 	$(BIN)/python benchmarks/instructions.py $(ARGS)

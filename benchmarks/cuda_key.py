@@ -3,7 +3,8 @@
     python benchmarks/cuda_key.py [--json FILE] [--check]
 
 The floor is an empty kernel's launch and the wait for its stream, in a loop in C: no method that brings content from a
-device to the host gets below it. Every figure is the least of several repeats, in one process, contenders in turn.
+device to the host gets below it. Every figure is the least and, in the JSON, also the median of several repeats, in one
+process, contenders in turn.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import ctypes
 import json
 import platform
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,7 +27,7 @@ from typing import Any
 import torch
 
 from omni_tensor_key import _core
-from omni_tensor_key.host_copy import to_host
+from omni_tensor_key.keys.host_copy import to_host
 
 SIZES = {"64 B": 64, "240 B": 240, "1 KiB": 1 << 10, "8 KiB": 8 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20}
 COUNTS = (1, 2, 4, 8, 16)
@@ -34,18 +36,8 @@ LIMIT = 1 << 20
 REPEATS = 15
 SECONDS = 0.02  # of one repeat
 
-FLOOR = """
-#include <chrono>
-__global__ void empty() {}
-extern "C" double floor_us(cudaStream_t stream, int count) {
-  const auto begin = std::chrono::steady_clock::now();
-  for (int i = 0; i < count; ++i) {
-    empty<<<1, 32, 0, stream>>>();
-    if (cudaStreamSynchronize(stream) != cudaSuccess) return -1;
-  }
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() / count;
-}
-"""
+ROOT = Path(__file__).resolve().parents[1]
+FLOOR = ROOT / ".gpu" / "floor.so"  # benchmarks/gpu/build.py makes it
 
 Timed = Callable[[int], float]  # runs so many times; µs for each
 
@@ -61,14 +53,15 @@ def in_python(function: Callable[[], object]) -> Timed:
 
 
 def floor(folder: Path) -> Timed | None:
-    """The floor, or None without an nvcc to build it."""
-    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-    if nvcc is None:
-        return None
-    source = folder / "floor.cu"
-    source.write_text(FLOOR)
-    library = folder / "floor.so"
-    subprocess.run([nvcc, "-O2", "-arch=native", "-shared", "-Xcompiler", "-fPIC", "-o", library, source], check=True)
+    """The floor, or None without an nvcc to build it where benchmarks/gpu/build.py has not."""
+    library = FLOOR
+    if not library.exists():
+        nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+        if nvcc is None:
+            return None
+        library = folder / "floor.so"
+        command = [nvcc, "-O2", "-arch=native", "-shared", "-Xcompiler", "-fPIC", "-o", library]
+        subprocess.run([*command, ROOT / "benchmarks" / "gpu" / "floor.cu"], check=True)
     call = ctypes.CDLL(str(library)).floor_us
     call.restype = ctypes.c_double
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
@@ -85,15 +78,12 @@ def tensors(nbytes: int, count: int, device: str = "cuda") -> list[torch.Tensor]
 
 
 def ours(group: list[torch.Tensor]) -> object:
-    return _core.tensor_keys(group, to_host, LIMIT)
+    """By the unit: an error is raised where it cannot read."""
+    return _core.tensor_keys(group, to_host, LIMIT, True)
 
 
 def ours_by_host_copy(group: list[torch.Tensor]) -> object:
-    _core.use_cuda_unit(False)
-    try:
-        return _core.tensor_keys(group, to_host, LIMIT)
-    finally:
-        _core.use_cuda_unit(True)
+    return _core.tensor_keys(group, to_host, LIMIT, False)
 
 
 def copy_each(group: list[torch.Tensor]) -> object:
@@ -126,20 +116,20 @@ CONTENDERS: dict[str, Callable[[list[torch.Tensor]], object]] = {
 }
 
 
-def measure(contenders: dict[str, Timed]) -> dict[str, float]:
-    """The least µs of each, all in turn in every repeat."""
+def measure(contenders: dict[str, Timed]) -> dict[str, list[float]]:
+    """The µs of each in every repeat, all in turn."""
     counts = {}
     for name, run in contenders.items():
         run(20)  # warm: first launches, allocations
         counts[name] = max(10, int(SECONDS * 1e6 / run(20)))
-    least = dict.fromkeys(contenders, float("inf"))
+    times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(REPEATS):
         for name, run in contenders.items():
-            least[name] = min(least[name], run(counts[name]))
-    return least
+            times[name].append(run(counts[name]))
+    return times
 
 
-def measure_all(device: str, floors: dict[str, Timed]) -> dict[str, dict[str, float]]:
+def measure_all(device: str, floors: dict[str, Timed]) -> dict[str, dict[str, list[float]]]:
     """By size: µs of the floors, of every contender with two tensors, and of ours with each count."""
     results = {}
     for label, nbytes in SIZES.items():
@@ -218,11 +208,13 @@ def main() -> int:
         floors = {"floor through torch": in_python(torch_floor)}
         if lowest := floor(Path(folder)):
             floors = {"floor": lowest} | floors
-        results = measure_all("cuda", floors)
+        times = measure_all("cuda", floors)
+    results = {size: {name: min(found) for name, found in row.items()} for size, row in times.items()}
     found = targets(results)
     show(results, found)
     if arguments.json:
-        report = {"environment": about, "microseconds": results, "targets": found}
+        medians = {size: {name: statistics.median(t) for name, t in row.items()} for size, row in times.items()}
+        report = {"environment": about, "least_us": results, "median_us": medians, "targets": found}
         arguments.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 1 if arguments.check and not all(target["holds"] for target in found) else 0
 

@@ -35,6 +35,7 @@ class KeyBuilder:
         build_key: Callable[..., Any],
         not_hashable: object,
         precomputed: tuple[str, ...],
+        plan: Callable[..., tuple[int, int, int, tuple[tuple[Any, ...], ...]] | None],
         call_state: Callable[[], Any],
         on_bypass: Callable[[str, str, str], object],
         to_host: _ToHost,
@@ -53,6 +54,7 @@ def restore_key(
     dtype_code: int, dtype_bits: int, device_type: int, device_index: int, shape: tuple[int, ...], content: bytes, /
 ) -> TensorKey: ...
 def set_cuda_functions(
-    check_cuda_unit: Callable[[int], bool | None], note_host_copy: Callable[[str], object], /
+    check_cuda_unit: Callable[[torch.Tensor], bool | None], note_host_copy: Callable[[str], object], /
 ) -> None: ...
+def cuda_stream(index: int, /) -> int: ...
 def xxh3_128(data: bytes, simd_path: str, /) -> bytes: ...

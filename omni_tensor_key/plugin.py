@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 import threading
@@ -29,6 +30,7 @@ _wanted = False
 _hooked = False
 
 
+@functools.cache  # once for each difference
 def _stand_down(difference: str) -> None:
     try:
         release = f"vllm-omni {version('vllm-omni')}"

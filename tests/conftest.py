@@ -10,9 +10,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fresh_process import FreshProcesses
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED = int(os.environ.get("OMNI_TENSOR_KEY_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
@@ -24,8 +24,27 @@ sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    # In the form with "=": pytest reads a path after a space as a place to look for conftest.py files, too.
+    parser.addoption(
+        "--verl-omni",
+        metavar="PATH",
+        default=os.environ.get("VERL_OMNI"),
+        help="checkout of verl-omni whose adapters are run; VERL_OMNI in the environment says it, too",
+    )
+
+
 def pytest_report_header() -> str:
     return f"OMNI_TENSOR_KEY_TEST_SEED={SEED}"
+
+
+@pytest.fixture(scope="session")
+def verl_omni(pytestconfig: pytest.Config) -> str:
+    """The checkout of verl-omni."""
+    path = pytestconfig.getoption("--verl-omni")
+    if not path:
+        pytest.skip("needs a checkout of verl-omni: --verl-omni=PATH, or VERL_OMNI=PATH in the environment")
+    return str(Path(path).resolve())
 
 
 @pytest.fixture(scope="session")
@@ -107,8 +126,10 @@ def log() -> Iterator[Log]:
 
 
 @pytest.fixture(scope="session")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshProcesses]:
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Processes in which neither upstream's cache nor this package is imported."""
+    from activation.fresh_process import FreshProcesses
+
     processes = FreshProcesses(tmp_path_factory.mktemp("fresh"))
     yield processes
     processes.close()

@@ -119,7 +119,9 @@ def test_what_has_no_private_copy_is_returned_and_not_stored(make: Callable[...,
     assert omni_tensor_key.stats()["not_stored"]["Made"]["output_type"] == before + 3
 
 
-@pytest.mark.parametrize("make", [*STORED.values(), *list(NOT_STORED.values())[:4]], ids=[*STORED, *list(NOT_STORED)[:4]])
+@pytest.mark.parametrize(
+    "make", [*STORED.values(), *list(NOT_STORED.values())[:4]], ids=[*STORED, *list(NOT_STORED)[:4]]
+)
 def test_entries_of_list_keys_are_upstreams(make: Callable[..., Any]) -> None:
     from vllm_omni.diffusion.cache.prompt_embed_cache import _detach_output
 

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = ROOT / ".gpu"
 CSRC = ROOT / "csrc"
-HASH = CSRC / "hash" if (CSRC / "hash").is_dir() else CSRC
+HASH = CSRC / "hash"
 DEPENDENCIES = ["wrapt"]  # what the wheel needs beside torch
 
 
@@ -30,9 +30,9 @@ def nvcc_found() -> str:
 
 def build_programs(arch: str) -> None:
     sources = [*(CSRC / "cuda").glob("*.cpp"), *(CSRC / "cuda").glob("*.cu"), *HASH.glob("xxh3*.cpp")]
-    flags = ["-std=c++17", "-O3", f"-arch={arch}", "-lineinfo", f"-I{CSRC}", f"-I{HASH}", "-ldl"]
+    flags = ["-std=c++17", "-O3", f"-arch={arch}", "-lineinfo", f"-I{CSRC}", "-ldl"]
     programs = {
-        "gpu_check": ROOT / "tests" / "cuda" / "gpu_check.cpp",
+        "gpu_check": Path(__file__).with_name("check.cpp"),
         "latency": Path(__file__).with_name("latency.cu"),
     }
     for name, source in programs.items():
@@ -46,8 +46,9 @@ def build_wheels(python: str) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     environment = os.environ | {"OMNI_TENSOR_KEY_CUDA": "1"}
     subprocess.run([*pip, "wheel", "--no-deps", "-w", BUILT, ROOT], check=True, env=environment)
-    target = ["--only-binary=:all:", "--python-version", python, "--no-deps", "-d", BUILT]
-    subprocess.run([*pip, "download", *target, *DEPENDENCIES], check=True)
+    for version in {python, f"{sys.version_info.major}.{sys.version_info.minor}"}:  # there, and in a dry run here
+        target = ["--only-binary=:all:", "--python-version", version, "--no-deps", "-d", BUILT]
+        subprocess.run([*pip, "download", *target, *DEPENDENCIES], check=True)
 
 
 def main() -> None:
@@ -55,11 +56,12 @@ def main() -> None:
     parser.add_argument("--arch", default="sm_90", help="of the GPU; sm_90, an H100 or H200, is the default")
     parser.add_argument("--python", default="3.12", help="version of the machine's Python; 3.12 is the default")
     arguments = parser.parse_args()
-    shutil.rmtree(BUILT, ignore_errors=True)
-    BUILT.mkdir()
+    BUILT.mkdir(exist_ok=True)
+    for path in filter(Path.is_file, BUILT.iterdir()):  # run.py's results are in a folder
+        path.unlink()
     build_programs(arguments.arch)
     build_wheels(arguments.python)
-    for path in sorted(BUILT.iterdir()):
+    for path in sorted(filter(Path.is_file, BUILT.iterdir())):
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1e6:.1f} MB")
 
 

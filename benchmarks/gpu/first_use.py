@@ -4,9 +4,9 @@ import ctypes
 import threading
 
 import torch
-from omni_tensor_key.keys import to_host
 
 from omni_tensor_key import _core, tensor_key
+from omni_tensor_key.keys.host_copy import to_host
 
 cuda = ctypes.CDLL("libcuda.so.1")
 ids = torch.arange(1024, device="cuda")

@@ -10,10 +10,9 @@
 #include <functional>
 #include <vector>
 
-#include "cuda/kernel.h"
 #include "cuda/request.h"
 #include "cuda/unit.h"
-#include "xxh3_dispatch.h"
+#include "hash/xxh3_dispatch.h"
 
 using namespace otk::cuda;
 

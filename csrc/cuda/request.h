@@ -1,6 +1,7 @@
 // What the kernel is asked for: one request per tensor, by value in the kernel's parameters.
 #pragma once
 
+#include <cuda_runtime_api.h>
 #include <stdint.h>
 
 #include "../hash/xxh3.h"
@@ -29,6 +30,12 @@ struct Batch {
   Request requests[kBatch];
 };
 static_assert(sizeof(Batch) <= 4096, "kernel parameters of every GPU and driver");
+
+// Loads the kernel on the current device, which a first launch would do while others wait.
+cudaError_t load_kernel();
+
+// Starts one launch that serves the first `count` requests of `batch`, on the current device.
+cudaError_t launch_batch(const Batch& batch, uint32_t count, cudaStream_t stream);
 
 // Fills `request` but for its outputs; false for a layout that the kernel cannot read. A misaligned load would end the
 // process's CUDA context, so the unit follows from the addresses and not from the dtype.

@@ -42,43 +42,40 @@ cudaError_t find_function(const char* name, Function& function) {
   return cudaSuccess;
 }
 
-// What to do about an error. `unavailable` where the unit cannot work here, while torch may: its runtime is another
-// one.
-const char* advice(cudaError_t error, bool& unavailable) {
-  unavailable = true;
+// What to do about an error of this kind; null for errors that say nothing of the unit, but of earlier work.
+const char* advice(cudaError_t error) {
   switch (error) {
     case cudaErrorInsufficientDriver:
       return " The driver is older than the CUDA runtime in this build; update it, or build with an older nvcc.";
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorJitCompilerNotFound:
+    case cudaErrorJitCompilationDisabled:
       return " This build has no code for this GPU; build with an nvcc that knows it.";
     case cudaErrorMemoryAllocation:
       return " The device's memory or the pinned memory that this process may take (`ulimit -l`) is used up.";
-    case cudaErrorNoDevice:
-    case cudaErrorStubLibrary:
-    case cudaErrorSystemDriverMismatch:
-    case cudaErrorCompatNotSupportedOnDevice:
-    case cudaErrorCallRequiresNewerDriver:
-    case cudaErrorJitCompilerNotFound:
-    case cudaErrorJitCompilationDisabled:
-      return "";
     default:
-      unavailable = false;
+      return nullptr;
   }
-  if (error == cudaErrorInitializationError) {
-    return " If this process was forked from one that had used CUDA, start it with the spawn method instead.";
-  }
-  return " Earlier asynchronous work on the device may be the cause; CUDA_LAUNCH_BLOCKING=1 shows where it was "
-         "started.";
 }
 
 }  // namespace
 
-OtkCudaStatus report(cudaError_t error, const char* call, int device, OtkCudaText* text) {
+OtkCudaStatus status_of(cudaError_t error, const char* call, int device, OtkCudaText* text) {
+  if (error == cudaSuccess) return OTK_CUDA_OK;
   char where[32] = "";
   if (device >= 0) snprintf(where, sizeof where, " on cuda:%d", device);
-  bool unavailable;
-  const char* hint = advice(error, unavailable);
+  const char* hint = advice(error);
+  // Where the unit cannot work here, torch may: its runtime is another one.
+  const bool unavailable = hint != nullptr || (device < 0 && error != cudaErrorInitializationError);
+  if (error == cudaErrorInitializationError) {
+    hint = " If this process was forked from one that had used CUDA, start it with the spawn method instead.";
+  } else if (hint == nullptr) {
+    hint = unavailable
+               ? ""
+               : " Earlier asynchronous work on the device may be the cause; CUDA_LAUNCH_BLOCKING=1 shows where "
+                 "it was started.";
+  }
   snprintf(text->text, sizeof text->text, "omni_tensor_key: %s failed%s: %s (%s).%s", call, where,
            cudaGetErrorString(error), cudaGetErrorName(error), hint);
   cudaGetLastError();  // told now: the next call must not find it
@@ -102,15 +99,12 @@ OtkCudaStatus find_runtime(OtkCudaText* text) {
     if (error == cudaSuccess) error = find_function("cuCtxGetCurrent", get_context);
     if (error == cudaSuccess) error = find_function("cuCtxSetCurrent", set_context);
     if (error == cudaSuccess && pthread_atfork(nullptr, nullptr, note_fork) != 0) error = cudaErrorMemoryAllocation;
-    if (error == cudaSuccess) {
-      found.store(true, std::memory_order_release);
-      return OTK_CUDA_OK;
-    }
-    const OtkCudaStatus status = report(error, "initializing CUDA", -1, text);
+    if (error == cudaSuccess) found.store(true, std::memory_order_release);
+    const OtkCudaStatus status = status_of(error, "initializing CUDA", -1, text);
     if (status == OTK_CUDA_UNAVAILABLE && error != cudaErrorMemoryAllocation) missing = error;
     return status;
   }
-  return report(missing, "initializing CUDA", -1, text);
+  return status_of(missing, "initializing CUDA", -1, text);
 }
 
 bool is_prepared(int32_t device) {
@@ -122,7 +116,7 @@ OtkCudaStatus note_prepared(int32_t device, OtkCudaText* text) {
   void* context = nullptr;
   get_context(&context);
   if (device < 0 || device >= kMaxDevices || context == nullptr) {
-    return report(cudaErrorInvalidDevice, "preparing", device, text);
+    return status_of(cudaErrorInvalidDevice, "preparing", device, text);
   }
   contexts[device].store(context, std::memory_order_release);
   return OTK_CUDA_OK;
@@ -134,27 +128,22 @@ using namespace otk::cuda;
 
 OtkCudaStatus otk_cuda_enter(int32_t device, OtkCudaScope* scope, OtkCudaText* text) {
   scope->context = nullptr;
-  scope->mode = cudaStreamCaptureModeRelaxed;
+  scope->mode = -1;
   get_context(&scope->context);
   // The context is put back by the driver's function: cudaSetDevice() would make device 0's context for a thread that
   // had none, and take some hundred MiB of a device that may be somebody else's.
   scope->changed = !is_prepared(device) || scope->context != contexts[device].load(std::memory_order_relaxed);
-  if (scope->changed) {
-    if (const cudaError_t error = cudaSetDevice(device)) {
-      scope->mode = -1;
-      return report(error, "cudaSetDevice()", device, text);
-    }
-  }
+  OtkCudaStatus status = OTK_CUDA_OK;
+  if (scope->changed) status = status_of(cudaSetDevice(device), "cudaSetDevice()", device, text);
+  if (status != OTK_CUDA_OK) return status;
   // While any thread captures a graph in the default mode, an allocation or a wait on another thread would end that
   // capture with an error. Ours touch nothing that a capture could see. The exchange comes after the context: on a
   // thread that has none it would make device 0's as well.
   auto mode = cudaStreamCaptureModeRelaxed;
-  if (const cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode)) {
-    scope->mode = -1;
-    return report(error, "cudaThreadExchangeStreamCaptureMode()", device, text);
-  }
-  scope->mode = mode;
-  return OTK_CUDA_OK;
+  const char* call = "cudaThreadExchangeStreamCaptureMode()";
+  status = status_of(cudaThreadExchangeStreamCaptureMode(&mode), call, device, text);
+  if (status == OTK_CUDA_OK) scope->mode = mode;
+  return status;
 }
 
 void otk_cuda_leave(const OtkCudaScope* scope) {

@@ -16,7 +16,7 @@ bool is_prepared(int32_t device);
 // Says so, once the device's context is current.
 OtkCudaStatus note_prepared(int32_t device, OtkCudaText* text);
 
-// The status for an error of `call` on `device`, which may be -1 for none; with its text.
-OtkCudaStatus report(cudaError_t error, const char* call, int device, OtkCudaText* text);
+// The status for what `call` returned on `device`, which may be -1 for none; with a text where it is an error.
+OtkCudaStatus status_of(cudaError_t error, const char* call, int device, OtkCudaText* text);
 
 }  // namespace otk::cuda

@@ -3,14 +3,70 @@
 #include <stdio.h>
 
 #include <algorithm>
+#include <memory>
+#include <mutex>
+#include <new>
 
-#include "kernel.h"
 #include "request.h"
 #include "runtime.h"
-#include "staging.h"
+
+// A loan of pinned host memory that the kernel writes to, and what is read into it: digests, then where each content
+// is, then the contents.
+struct OtkCudaRead {
+  uint8_t* data;
+  size_t size;
+  OtkCudaRead* next;  // in the pool
+  OtkCudaScope scope;
+  int32_t device;
+  cudaStream_t stream;
+  bool in_flight;  // the device may write to the memory
+  size_t count;
+};
 
 namespace otk::cuda {
 namespace {
+
+// Two prompts of 8 KiB or 16 of them, with room to spare: one buffer for each thread, in nearly every process.
+constexpr size_t kSmallest = 256 * 1024;
+
+// The pool. Buffers are never freed while the process lives: freeing pinned memory would wait for every stream of every
+// device. There are as many as were ever on loan at a time; their sizes are powers of two, so together they are at most
+// twice the largest of each.
+std::mutex mutex;
+OtkCudaRead* free_reads = nullptr;
+
+// Takes the smallest free buffer of at least `size` bytes; null where there is none.
+OtkCudaRead* borrow(size_t size) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  OtkCudaRead** best = nullptr;
+  for (OtkCudaRead** link = &free_reads; *link != nullptr; link = &(*link)->next) {
+    if ((*link)->size >= size && (best == nullptr || (*link)->size < (*best)->size)) best = link;
+  }
+  if (best == nullptr) return nullptr;
+  OtkCudaRead* read = *best;
+  *best = read->next;
+  return read;
+}
+
+void give_back(OtkCudaRead* read) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  read->next = free_reads;
+  free_reads = read;
+}
+
+// Adds a buffer of at least `size` bytes to the pool. Unified addressing, which every 64-bit Linux has, makes its
+// address valid on the host and on all devices.
+cudaError_t allocate(size_t size) {
+  size_t rounded = kSmallest;
+  while (rounded < size) rounded *= 2;
+  std::unique_ptr<OtkCudaRead> read(new (std::nothrow) OtkCudaRead{});
+  if (read == nullptr) return cudaErrorMemoryAllocation;
+  const cudaError_t error =
+      cudaHostAlloc(reinterpret_cast<void**>(&read->data), rounded, cudaHostAllocPortable | cudaHostAllocMapped);
+  read->size = rounded;
+  if (error == cudaSuccess) give_back(read.release());
+  return error;
+}
 
 // Outputs that a warp writes together begin together.
 constexpr size_t kAlign = 128;
@@ -34,8 +90,8 @@ OtkCudaStatus check_capture(const OtkCudaRead& read, OtkCudaText* text) {
     cudaGetLastError();
     return OTK_CUDA_CAPTURING;
   }
-  if (error != cudaSuccess) return report(error, "cudaStreamIsCapturing()", read.device, text);
-  return capture == cudaStreamCaptureStatusNone ? OTK_CUDA_OK : OTK_CUDA_CAPTURING;
+  if (capture != cudaStreamCaptureStatusNone) return OTK_CUDA_CAPTURING;
+  return status_of(error, "cudaStreamIsCapturing()", read.device, text);
 }
 
 OtkCudaStatus launch_all(OtkCudaRead& read, const OtkCudaTensor* tensors, OtkCudaText* text) {
@@ -54,19 +110,12 @@ OtkCudaStatus launch_all(OtkCudaRead& read, const OtkCudaTensor* tensors, OtkCud
       request.content = contents_of(read)[begin + i] = content;
       content += align(tensor.nbytes);
     }
-    const cudaError_t error = launch_batch(batch, count, read.stream);
-    if (error != cudaSuccess) return report(error, "launching the kernel", read.device, text);
+    const OtkCudaStatus status =
+        status_of(launch_batch(batch, count, read.stream), "launching the kernel", read.device, text);
+    if (status != OTK_CUDA_OK) return status;
     read.in_flight = true;
   }
   return OTK_CUDA_OK;
-}
-
-OtkCudaStatus prepare_in_context(int32_t device, size_t size, OtkCudaText* text) {
-  if (!is_prepared(device)) {
-    if (const cudaError_t error = load_kernel()) return report(error, "loading the kernel", device, text);
-  }
-  if (const cudaError_t error = add_staging(size)) return report(error, "cudaHostAlloc()", device, text);
-  return note_prepared(device, text);
 }
 
 }  // namespace
@@ -79,7 +128,13 @@ OtkCudaStatus otk_cuda_prepare(int32_t device, size_t count, uint64_t nbytes, Ot
   if (status != OTK_CUDA_OK) return status;
   OtkCudaScope scope;
   status = otk_cuda_enter(device, &scope, text);
-  if (status == OTK_CUDA_OK) status = prepare_in_context(device, staging_size(count, nbytes), text);
+  if (status == OTK_CUDA_OK && !is_prepared(device)) {
+    status = status_of(load_kernel(), "loading the kernel", device, text);
+  }
+  if (status == OTK_CUDA_OK) {
+    status = status_of(allocate(staging_size(count, nbytes)), "cudaHostAlloc()", device, text);
+  }
+  if (status == OTK_CUDA_OK) status = note_prepared(device, text);
   otk_cuda_leave(&scope);
   return status;
 }
@@ -89,7 +144,7 @@ OtkCudaStatus otk_cuda_launch(int32_t device, void* stream, const OtkCudaTensor*
   if (!is_prepared(device)) return OTK_CUDA_UNPREPARED;
   uint64_t nbytes = 0;
   for (size_t i = 0; i < count; ++i) nbytes += tensors[i].nbytes;
-  OtkCudaRead* loan = borrow_staging(staging_size(count, nbytes));
+  OtkCudaRead* loan = borrow(staging_size(count, nbytes));
   if (loan == nullptr) return OTK_CUDA_UNPREPARED;
   loan->device = device;
   loan->stream = static_cast<cudaStream_t>(stream);
@@ -98,19 +153,15 @@ OtkCudaStatus otk_cuda_launch(int32_t device, void* stream, const OtkCudaTensor*
   OtkCudaStatus status = otk_cuda_enter(device, &loan->scope, text);
   if (status == OTK_CUDA_OK) status = check_capture(*loan, text);
   if (status == OTK_CUDA_OK) status = launch_all(*loan, tensors, text);
-  if (status == OTK_CUDA_OK) {
-    *read = loan;
-  } else {
-    otk_cuda_release(loan);
-  }
+  if (status != OTK_CUDA_OK) otk_cuda_release(loan);
+  *read = loan;
   return status;
 }
 
 OtkCudaStatus otk_cuda_wait(OtkCudaRead* read, OtkCudaText* text) {
   const cudaError_t error = cudaStreamSynchronize(read->stream);
-  if (error != cudaSuccess) return report(error, "cudaStreamSynchronize()", read->device, text);
-  read->in_flight = false;
-  return OTK_CUDA_OK;
+  if (error == cudaSuccess) read->in_flight = false;
+  return status_of(error, "cudaStreamSynchronize()", read->device, text);
 }
 
 OtkCudaResult otk_cuda_result(const OtkCudaRead* read, size_t index) {
@@ -123,5 +174,5 @@ void otk_cuda_release(OtkCudaRead* read) {
   if (read->in_flight) otk_cuda_wait(read, &untold);
   otk_cuda_leave(&read->scope);
   // Memory that a device may still write to is never lent again.
-  if (!read->in_flight) return_staging(read);
+  if (!read->in_flight) give_back(read);
 }

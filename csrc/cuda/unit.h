@@ -61,7 +61,7 @@ void otk_cuda_leave(const struct OtkCudaScope* scope);
 
 // Launches what reads all tensors in the order of `stream`, a cudaStream_t; null is the legacy default stream. Takes no
 // memory and no lock that waits for a device. The tensors' memory must stay allocated until the wait is over; `*read`
-// is set with OTK_CUDA_OK only, and is used and released by this thread.
+// is valid with OTK_CUDA_OK only, and is used and released by this thread.
 OtkCudaStatus otk_cuda_launch(int32_t device, void* stream, const OtkCudaTensor* tensors, size_t count,
                               OtkCudaRead** read, OtkCudaText* text);
 

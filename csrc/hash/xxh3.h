@@ -80,7 +80,7 @@ OTK_HD const uint8_t* secret() {
 #endif
 }
 
-#if defined(__CUDA_ARCH__) || defined(OTK_WORD_READS)
+#if defined(__CUDA_ARCH__)
 // A GPU has no unaligned loads: memcpy from an unknown address is one load for each byte. These read the aligned words
 // that hold the bytes; the words' other bytes, up to three on each side, must be readable too.
 OTK_HD uint32_t read_word(const uint8_t* p) {

@@ -26,18 +26,6 @@ Digest hash(const void* data, size_t n, LongLoopFn loop);
 inline Digest hash(const void* data, size_t n) { return hash(data, n, simd_paths().path[0].run); }
 
 // Copies the input, which must not overlap `copy`, and returns the digest of the copy.
-Digest copy_and_hash(uint8_t* copy, const void* data, size_t n, LongLoopFn loop);
-
-inline Digest copy_and_hash(uint8_t* copy, const void* data, size_t n) {
-  return copy_and_hash(copy, data, n, simd_paths().path[0].run);
-}
-
-#if defined(__x86_64__)
-void run_sse2(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n, uint8_t* copy);
-void run_avx2(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n, uint8_t* copy);
-void run_avx512(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n, uint8_t* copy);
-#elif defined(__aarch64__)
-void run_neon(uint64_t (&acc)[kLanes], const uint8_t* p, size_t n, uint8_t* copy);
-#endif
+Digest copy_and_hash(uint8_t* copy, const void* data, size_t n);
 
 }  // namespace otk::xxh3

@@ -1,6 +1,7 @@
 #include "binding.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace otk::py {
@@ -28,6 +29,36 @@ class BindingPlan::Slots {
   PyObject* objects_[kMaxParameters];
   const size_t size_;
 };
+
+std::shared_ptr<const BindingPlan> BindingPlan::make(BuilderObject* builder, PyObject* signature) {
+  const Ref found = Ref::steal(
+      PyObject_CallFunctionObjArgs(builder->plan, signature, builder->hashable, builder->precomputed, nullptr));
+  if (!found || found.get() == Py_None) return nullptr;
+  auto plan = std::make_shared<BindingPlan>();
+  PyObject* parameters;
+  Py_ssize_t positional;
+  if (PyArg_ParseTuple(found.get(), "nnnO!", &positional, &plan->var_positional_, &plan->var_keyword_, &PyTuple_Type,
+                       &parameters) == 0) {
+    return nullptr;
+  }
+  plan->positional_count_ = static_cast<size_t>(positional);
+  if (PyTuple_Size(parameters) > static_cast<Py_ssize_t>(kMaxParameters)) return nullptr;
+  for (Py_ssize_t i = 0; i < PyTuple_Size(parameters); ++i) {
+    PyObject *name, *value, *item;
+    int keyword, precomputed;
+    if (PyArg_ParseTuple(PyTuple_GetItem(parameters, i), "UppOO", &name, &keyword, &precomputed, &value, &item) == 0) {
+      return nullptr;
+    }
+    plan->parameters_.push_back({Ref::borrow(name), Ref::borrow(value), Ref::borrow(item == Py_None ? nullptr : item),
+                                 keyword != 0, precomputed != 0});
+  }
+  plan->by_name_.resize(plan->parameters_.size());
+  std::iota(plan->by_name_.begin(), plan->by_name_.end(), size_t{0});
+  std::sort(plan->by_name_.begin(), plan->by_name_.end(), [&plan](size_t a, size_t b) {
+    return PyUnicode_Compare(plan->parameters_[a].name.get(), plan->parameters_[b].name.get()) < 0;
+  });
+  return plan;
+}
 
 bool BindingPlan::find(PyObject* name, size_t& index) const {
   // Argument names are interned nearly always, so identity finds them.
@@ -58,10 +89,10 @@ bool BindingPlan::bind(PyObject* args, PyObject* kwargs, Slots& bound) const {
     bound[i] = new_reference(PyTuple_GetItem(args, static_cast<Py_ssize_t>(i)));
   }
   if (given > taken) {
-    if (!var_positional_) return false;
+    if (var_positional_ < 0) return false;
     PyObject* more = PyTuple_GetSlice(args, static_cast<Py_ssize_t>(taken), static_cast<Py_ssize_t>(given));
     if (more == nullptr) return false;
-    bound[*var_positional_] = more;
+    bound[var_positional_] = more;
   }
   Py_ssize_t position = 0;
   PyObject *name, *value;
@@ -72,8 +103,8 @@ bool BindingPlan::bind(PyObject* args, PyObject* kwargs, Slots& bound) const {
       bound[index] = new_reference(value);
       continue;
     }
-    if (!var_keyword_) return false;
-    PyObject*& more = bound[*var_keyword_];
+    if (var_keyword_ < 0) return false;
+    PyObject*& more = bound[var_keyword_];
     if (more == nullptr) more = PyDict_New();
     if (more == nullptr || PyDict_SetItem(more, name, value) < 0) return false;
   }
@@ -83,7 +114,8 @@ bool BindingPlan::bind(PyObject* args, PyObject* kwargs, Slots& bound) const {
 const BindingPlan::Parameter* BindingPlan::precomputed_argument(const Slots& bound) const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].precomputed) continue;
-    PyObject* value = bound[i] != nullptr ? bound[i] : parameters_[i].default_value.get();
+    const bool has_default = static_cast<bool>(parameters_[i].default_item);
+    PyObject* value = bound[i] == nullptr && has_default ? parameters_[i].default_value.get() : bound[i];
     if (value != nullptr && value != Py_None) return &parameters_[i];
   }
   return nullptr;
@@ -142,7 +174,7 @@ std::shared_ptr<const BindingPlan> BindingPlans::find(BuilderObject* builder, Py
   for (const Entry& entry : entries_) {
     if (entry.signature.get() == signature) return entry.plan;
   }
-  std::shared_ptr<const BindingPlan> plan = BindingPlan::compile(builder, signature);
+  std::shared_ptr<const BindingPlan> plan = BindingPlan::make(builder, signature);
   if (!plan) return plan;
   std::vector<Entry> dropped;  // freed after the vector is whole again: a destructor may run Python code
   if (entries_.size() >= kMaxPlans) dropped.swap(entries_);

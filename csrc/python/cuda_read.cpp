@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include <algorithm>
 #include <map>
 
 #include "torch_tensor.h"
@@ -15,19 +16,10 @@ PyObject* note_function = nullptr;
 // Leaves the tensors to torch. Why is logged, once per text.
 bool leave_to_torch(CudaUse use, const char* why) {
   if (use == CudaUse::kAlways) {
-    PyErr_Format(PyExc_RuntimeError, "the CUDA unit cannot read these tensors: %s", why);
+    PyErr_Format(PyExc_NotImplementedError, "the CUDA unit cannot read these tensors: %s", why);
     return false;
   }
   return note_function == nullptr || Ref::steal(PyObject_CallFunction(note_function, "s", why));
-}
-
-std::vector<DeviceTensor*> on_cuda(std::vector<DeviceTensor>& tensors) {
-  std::vector<DeviceTensor*> found;
-  found.reserve(tensors.size());
-  for (DeviceTensor& item : tensors) {
-    if (item.key->device.type == kCudaDevice) found.push_back(&item);
-  }
-  return found;
 }
 
 }  // namespace
@@ -58,7 +50,7 @@ void describe_cuda(const TensorView& view, OtkCudaTensor& described) {
 const char* const cuda_build = nullptr;
 
 bool read_cuda(std::vector<DeviceTensor>& tensors, uint64_t, CudaUse use, Reason&) {
-  if (use == CudaUse::kNever || on_cuda(tensors).empty()) return true;
+  if (use == CudaUse::kNever || tensors[0].key->device.type != kCudaDevice) return true;
   return leave_to_torch(use, "omni_tensor_key was built without its CUDA unit (no nvcc, or OMNI_TENSOR_KEY_CUDA=0).");
 }
 
@@ -74,95 +66,86 @@ enum class Trust { kUnknown, kChecking, kRight };
 std::map<int32_t, Trust> trust;
 bool is_wrong = false;  // on some device; the unit is not used again
 
-class WithoutGil {
- public:
-  WithoutGil() : state_(PyEval_SaveThread()) {}
-  ~WithoutGil() { PyEval_RestoreThread(state_); }
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  PyThreadState* state_;
-};
-
-OtkCudaStatus prepare(const std::vector<DeviceTensor*>& items, OtkCudaText& text) {
+OtkCudaStatus prepare(std::vector<DeviceTensor>& items, OtkCudaText& text) {
   uint64_t nbytes = 0;
-  for (const DeviceTensor* item : items) nbytes += item->key->nbytes;
-  const int32_t device = items[0]->key->device.id;
-  const WithoutGil without_gil;
-  return otk_cuda_prepare(device, items.size(), nbytes, &text);
+  for (const DeviceTensor& item : items) nbytes += item.key->nbytes;
+  const int32_t device = items[0].key->device.id;
+  PyThreadState* released = PyEval_SaveThread();
+  const OtkCudaStatus status = otk_cuda_prepare(device, items.size(), nbytes, &text);
+  PyEval_RestoreThread(released);
+  return status;
 }
 
-// Compares the unit's first reading on a device with torch's. Python code runs: what tensors were described as is void.
-OtkCudaStatus check_first_use(const std::vector<DeviceTensor*>& items, OtkCudaText& text) {
-  const int32_t device = items[0]->key->device.id;
-  OtkCudaStatus status = prepare(items, text);
-  if (status != OTK_CUDA_OK) return status;
-  // torch's copies must not end a capture on another thread either.
+// Compares the unit's first reading on a device with torch's. OTK_CUDA_UNPREPARED where it is right: Python code has
+// run, so the tensors must be described anew.
+OtkCudaStatus check_first_use(std::vector<DeviceTensor>& items, OtkCudaText& text) {
+  const int32_t device = items[0].key->device.id;
+  trust[device] = Trust::kChecking;
   OtkCudaScope scope;
-  status = otk_cuda_enter(device, &scope, &text);
+  OtkCudaStatus status = prepare(items, text);
   if (status == OTK_CUDA_OK) {
-    trust[device] = Trust::kChecking;
-    const Ref right = Ref::steal(PyObject_CallFunction(check_function, "i", static_cast<int>(device)));
-    trust[device] = right.get() == Py_True ? Trust::kRight : Trust::kUnknown;
-    if (right.get() == Py_False) is_wrong = true;
+    // torch's copies must not end a capture on another thread either.
+    status = otk_cuda_enter(device, &scope, &text);
+    Ref right;
+    if (status == OTK_CUDA_OK)
+      right = Ref::steal(PyObject_CallFunctionObjArgs(check_function, items[0].tensor, nullptr));
+    otk_cuda_leave(&scope);
+    is_wrong |= right.get() == Py_False;
+    if (right.get() == Py_True) {
+      trust[device] = Trust::kRight;
+      return OTK_CUDA_UNPREPARED;
+    }
   }
-  otk_cuda_leave(&scope);
+  trust[device] = Trust::kUnknown;
   return status;
 }
 
 // Describes tensors anew, after other code has run.
-bool describe_again(const std::vector<DeviceTensor*>& items, uint64_t max_bytes, Reason& reason) {
-  for (DeviceTensor* item : items) {
+bool describe_again(std::vector<DeviceTensor>& items, uint64_t max_bytes, Reason& reason) {
+  for (DeviceTensor& item : items) {
     TensorView view;
-    if (!view_tensor(item->tensor, max_bytes, view, reason)) return false;
-    if (reason == Reason::kNone && !(describes(item->key, view) && on_device_of(item->key, view))) {
+    if (!view_tensor(item.tensor, max_bytes, view, reason)) return false;
+    if (reason == Reason::kNone && !(describes(item.key, view) && on_device_of(item.key, view))) {
       reason = Reason::kChanged;
     }
     if (reason != Reason::kNone) return true;
-    describe_cuda(view, item->described);
+    describe_cuda(view, item.described);
   }
   return true;
 }
 
 // Launches with the GIL, so that no Python code can free the tensors' memory before: what is launched, every allocator
 // waits for. Waits without it: the work before ours on the stream may take long.
-OtkCudaStatus launch_and_wait(const std::vector<DeviceTensor*>& items, void* stream, OtkCudaText& text) {
+OtkCudaStatus launch_and_wait(std::vector<DeviceTensor>& items, void* stream, OtkCudaText& text) {
   std::vector<OtkCudaTensor> described;
   described.reserve(items.size());
-  for (const DeviceTensor* item : items) described.push_back(item->described);
+  for (const DeviceTensor& item : items) described.push_back(item.described);
   OtkCudaRead* read;
   OtkCudaStatus status =
-      otk_cuda_launch(items[0]->key->device.id, stream, described.data(), described.size(), &read, &text);
+      otk_cuda_launch(items[0].key->device.id, stream, described.data(), described.size(), &read, &text);
   if (status != OTK_CUDA_OK) return status;
-  const WithoutGil without_gil;
+  PyThreadState* released = PyEval_SaveThread();
   status = otk_cuda_wait(read, &text);
   for (size_t i = 0; status == OTK_CUDA_OK && i < items.size(); ++i) {
-    KeyObject* key = items[i]->key;
+    KeyObject* key = items[i].key;
     const OtkCudaResult result = otk_cuda_result(read, i);
     memcpy(key->content(), result.content, key->nbytes);
     seal(key, {result.digest_low, result.digest_high});
   }
   otk_cuda_release(read);
+  PyEval_RestoreThread(released);
   return status;
 }
 
 // One try. OTK_CUDA_UNPREPARED: other code has run, so describe the tensors anew and try again. With OTK_CUDA_OK the
 // keys may be left to torch; an error may be set.
-OtkCudaStatus try_to_read(const std::vector<DeviceTensor*>& items, CudaUse use, OtkCudaText& text) {
-  const int32_t device = items[0]->key->device.id;
+OtkCudaStatus try_to_read(std::vector<DeviceTensor>& items, CudaUse use, OtkCudaText& text) {
+  const int32_t device = items[0].key->device.id;
   if (use == CudaUse::kWhereRight && trust[device] != Trust::kRight) {
-    if (trust[device] == Trust::kChecking) return OTK_CUDA_OK;
-    const OtkCudaStatus status = check_first_use(items, text);
-    return status == OTK_CUDA_OK && trust[device] == Trust::kRight ? OTK_CUDA_UNPREPARED : status;
+    return trust[device] == Trust::kChecking ? OTK_CUDA_OK : check_first_use(items, text);
   }
   void* stream = nullptr;
-  bool known;
-  if (!current_cuda_stream(device, &stream, known)) return OTK_CUDA_OK;
-  if (!known) {
-    strcpy(text.text, "torch's DLPack table has no function that tells the current stream.");
-    return OTK_CUDA_UNAVAILABLE;
-  }
+  if (!current_stream(items[0].key->device, &stream)) return OTK_CUDA_OK;
   OtkCudaStatus status = launch_and_wait(items, stream, text);
   if (status != OTK_CUDA_UNPREPARED) return status;
   status = prepare(items, text);
@@ -171,13 +154,13 @@ OtkCudaStatus try_to_read(const std::vector<DeviceTensor*>& items, CudaUse use, 
 
 }  // namespace
 
-bool read_cuda(std::vector<DeviceTensor>& tensors, uint64_t max_bytes, CudaUse use, Reason& reason) {
-  const std::vector<DeviceTensor*> items = on_cuda(tensors);
-  if (items.empty() || use == CudaUse::kNever || (is_wrong && use != CudaUse::kAlways)) return true;
-  for (const DeviceTensor* item : items) {
-    if (item->key->device.id == items[0]->key->device.id) continue;
-    return use != CudaUse::kAlways || leave_to_torch(use, "they are on several devices.");
-  }
+bool read_cuda(std::vector<DeviceTensor>& items, uint64_t max_bytes, CudaUse use, Reason& reason) {
+  if (items[0].key->device.type != kCudaDevice || use == CudaUse::kNever) return true;
+  const bool one_device = std::all_of(items.begin(), items.end(), [&](const DeviceTensor& item) {
+    return item.key->device.type == kCudaDevice && item.key->device.id == items[0].key->device.id;
+  });
+  if (use == CudaUse::kAlways && !one_device) return leave_to_torch(use, "they are on several devices.");
+  if (!one_device || (is_wrong && use == CudaUse::kWhereRight)) return true;
   OtkCudaText text;
   OtkCudaStatus status = try_to_read(items, use, text);
   while (status == OTK_CUDA_UNPREPARED) {

@@ -31,14 +31,14 @@ struct DeviceTensor {
 // Fills `described` from a view that was made right now.
 void describe_cuda(const TensorView& view, OtkCudaTensor& described);
 
-// Fills and seals the keys of CUDA tensors, which were described since other code last ran. Those of other devices stay
-// as they are, and so do all where the unit cannot read them here or they are on several devices; torch copies them
-// then. False with an error set; `reason` says why the call must bypass instead.
+// Fills and seals the keys of one or more device tensors, which were described since other code last ran. They stay as
+// they are, for torch to copy, where they are not all on one CUDA device or where the unit cannot read them. False with
+// an error set; `reason` says why the call must bypass instead.
 bool read_cuda(std::vector<DeviceTensor>& tensors, uint64_t max_bytes, CudaUse use, Reason& reason);
 
-// The functions of omni_tensor_key.keys that are called for CUDA tensors: check_cuda_unit(index) tells whether the unit
-// reads right on a device, or None where that cannot be told now; note_host_copy(why) logs why torch copies. Borrowed
-// for the life of the process.
+// The functions of omni_tensor_key.keys that are called for CUDA tensors: check_cuda_unit(tensor) tells whether the
+// unit is to be used on its device, or None where that cannot be told now; note_host_copy(why) logs why torch copies.
+// Borrowed for the life of the process.
 void set_cuda_functions(PyObject* check_cuda_unit, PyObject* note_host_copy);
 
 }  // namespace otk::py

@@ -87,14 +87,14 @@ PyObject* build_key(PyObject* self, PyObject* const* values, Py_ssize_t count, P
 }
 
 PyObject* builder_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* const kNames[] = {"hashable",  "build_key", "not_hashable", "precomputed",  "call_state",
+  static const char* const kNames[] = {"hashable",  "build_key", "not_hashable", "precomputed",  "plan", "call_state",
                                        "on_bypass", "to_host",   "max_bytes",    "tensors_only", nullptr};
-  PyObject *hashable_fn, *build_key_fn, *not_hashable, *precomputed, *call_state, *on_bypass, *to_host;
+  PyObject *hashable_fn, *build_key_fn, *not_hashable, *precomputed, *plan, *call_state, *on_bypass, *to_host;
   unsigned long long max_bytes;
   int tensors_only;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO!OOOKp:KeyBuilder", const_cast<char**>(kNames), &hashable_fn,
-                                   &build_key_fn, &not_hashable, &PyTuple_Type, &precomputed, &call_state, &on_bypass,
-                                   &to_host, &max_bytes, &tensors_only)) {
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO!OOOOKp:KeyBuilder", const_cast<char**>(kNames), &hashable_fn,
+                                   &build_key_fn, &not_hashable, &PyTuple_Type, &precomputed, &plan, &call_state,
+                                   &on_bypass, &to_host, &max_bytes, &tensors_only)) {
     return nullptr;
   }
   if (!find_torch()) return nullptr;
@@ -108,6 +108,7 @@ PyObject* builder_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   builder->build_key = new_reference(build_key_fn);
   builder->not_hashable = new_reference(not_hashable);
   builder->precomputed = new_reference(precomputed);
+  builder->plan = new_reference(plan);
   builder->call_state = new_reference(call_state);
   builder->on_bypass = new_reference(on_bypass);
   builder->to_host = new_reference(to_host);
@@ -121,8 +122,9 @@ PyObject* builder_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 // The references that a cycle can go through: on_bypass and call_state may be methods of what has the builder.
 template <class Visit>
 int for_each_reference(BuilderObject* builder, Visit visit) {
-  for (PyObject** reference : {&builder->hashable, &builder->build_key, &builder->not_hashable, &builder->precomputed,
-                               &builder->call_state, &builder->on_bypass, &builder->to_host, &builder->seq_tag}) {
+  for (PyObject** reference :
+       {&builder->hashable, &builder->build_key, &builder->not_hashable, &builder->precomputed, &builder->plan,
+        &builder->call_state, &builder->on_bypass, &builder->to_host, &builder->seq_tag}) {
     if (const int result = visit(*reference)) return result;
   }
   return 0;
@@ -165,9 +167,10 @@ PyType_Slot kSlots[] = {
     {Py_tp_clear, reinterpret_cast<void*>(builder_clear)},
     {Py_tp_dealloc, reinterpret_cast<void*>(builder_dealloc)},
     {Py_tp_methods, kMethods},
-    {Py_tp_doc, const_cast<char*>("KeyBuilder(hashable, build_key, not_hashable, precomputed, call_state, on_bypass, "
-                                  "to_host, max_bytes, tensors_only)\n--\n\n"
-                                  "The stand-ins for one prompt-embedding cache module's key functions.")},
+    {Py_tp_doc,
+     const_cast<char*>("KeyBuilder(hashable, build_key, not_hashable, precomputed, plan, call_state, on_bypass, "
+                       "to_host, max_bytes, tensors_only)\n--\n\n"
+                       "The stand-ins for one prompt-embedding cache module's key functions.")},
     {0, nullptr}};
 
 PyType_Spec kSpec = {"omni_tensor_key._core.KeyBuilder", sizeof(BuilderObject), 0,

@@ -14,6 +14,7 @@ struct BuilderObject {
   PyObject* build_key;               // upstream's _build_key
   PyObject* not_hashable;            // upstream's sentinel
   PyObject* precomputed;             // upstream's _PRECOMPUTED_EMBED_ARGS
+  PyObject* plan;                    // (signature, hashable, precomputed) -> how to bind a call of it, or None
   PyObject* call_state;              // the state of torch around a call with tensors, or a str to bypass
   PyObject* on_bypass;               // called with (model tag, argument name or "", reason)
   PyObject* to_host;                 // list of device tensors -> list of host copies, or None

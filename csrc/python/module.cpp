@@ -10,6 +10,7 @@
 #include "python.h"
 #include "tensor_key.h"
 #include "tensor_reader.h"
+#include "torch_tensor.h"
 
 namespace otk::py {
 namespace {
@@ -67,6 +68,14 @@ PyObject* set_cuda_functions(PyObject*, PyObject* args) {
   return new_reference(Py_None);
 }
 
+PyObject* cuda_stream(PyObject*, PyObject* index) {
+  const long device = PyLong_AsLong(index);
+  void* stream = nullptr;
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  if (!current_stream({kCudaDevice, static_cast<int32_t>(device)}, &stream)) return nullptr;
+  return PyLong_FromVoidPtr(stream);
+}
+
 PyMethodDef kMethods[] = {
     {"tensor_keys", tensor_keys, METH_VARARGS,
      "tensor_keys(tensors, to_host, max_bytes, cuda_unit=None) -> list of TensorKey, or (index, reason) of the tensor "
@@ -75,6 +84,7 @@ PyMethodDef kMethods[] = {
     {"xxh3_128", xxh3_128, METH_VARARGS, "xxh3_128(data, simd_path) -> 16 bytes in canonical order"},
     {"set_cuda_functions", set_cuda_functions, METH_VARARGS,
      "set_cuda_functions(check_cuda_unit, note_host_copy): what the CUDA unit's first use on a device calls"},
+    {"cuda_stream", cuda_stream, METH_O, "cuda_stream(index) -> address of the stream that torch's table tells"},
     {nullptr, nullptr, 0, nullptr}};
 
 bool add_simd_paths(PyObject* module) {

@@ -53,6 +53,7 @@ PyObject* TensorReader::key_of(PyObject* tensor) {
 bool TensorReader::read(uint64_t max_bytes, PyObject* to_host, CudaUse use, Reason& reason) {
   reason = Reason::kNone;
   if (items_.empty()) return true;
+  if (!find_torch()) return false;
   const WithoutModes without_modes;
   if (PyErr_Occurred() != nullptr) return false;
   const std::unique_ptr<TensorView[]> views(new TensorView[items_.size()]);

@@ -7,8 +7,6 @@ namespace {
 struct Torch {
   PyTypeObject* tensor = nullptr;
   PyTypeObject* parameter = nullptr;
-  PyTypeObject* dtype = nullptr;
-  PyTypeObject* device = nullptr;
   PyObject* int8 = nullptr;
   PyObject* uint8 = nullptr;
   PyObject* mode_count = nullptr;         // returns the number of torch function modes; null: cannot be asked
@@ -52,12 +50,10 @@ bool find_torch_in(PyObject* module) {
   if (!nn || !c_module) return false;
   Ref tensor = attribute(module, "Tensor");
   Ref parameter = attribute(nn.get(), "Parameter");
-  Ref dtype = attribute(module, "dtype");
-  Ref device = attribute(module, "device");
   Ref int8 = attribute(module, "int8");
   Ref uint8 = attribute(module, "uint8");
   Ref without_functions = attribute(c_module.get(), "DisableTorchFunction");
-  if (!tensor || !parameter || !dtype || !device || !int8 || !uint8 || !without_functions) return false;
+  if (!tensor || !parameter || !int8 || !uint8 || !without_functions) return false;
   const dlpack::ExchangeApi* api = find_table(tensor.get());
   if (api == nullptr) return false;
   Ref mode_count = attribute(c_module.get(), "_len_torch_function_stack");
@@ -68,8 +64,6 @@ bool find_torch_in(PyObject* module) {
   torch.without_functions = without_functions.release();
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.release());
   torch.parameter = reinterpret_cast<PyTypeObject*>(parameter.release());
-  torch.dtype = reinterpret_cast<PyTypeObject*>(dtype.release());
-  torch.device = reinterpret_cast<PyTypeObject*>(device.release());
   torch.api = api;
   return true;
 }
@@ -108,17 +102,11 @@ bool is_exact_tensor(PyObject* object) {
   return type == torch.tensor || type == torch.parameter;
 }
 
-bool is_torch_constant(PyObject* object) {
-  const PyTypeObject* type = Py_TYPE(object);
-  return type == torch.dtype || type == torch.device;
-}
-
 bool is_tensor_subclass(PyObject* object) {
   return torch.tensor != nullptr && !is_exact_tensor(object) && PyType_IsSubtype(Py_TYPE(object), torch.tensor) != 0;
 }
 
 bool view_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason& reason) {
-  if (!find_torch()) return false;
   if (!is_exact_tensor(object)) {
     reason = is_tensor_subclass(object) ? Reason::kSubclass : Reason::kNotATensor;
     return true;
@@ -134,6 +122,7 @@ bool view_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason&
 }
 
 WithoutModes::WithoutModes() {
+  if (!find_torch() || torch.api == nullptr) return;
   if (torch.mode_count != nullptr) {
     const Ref count = Ref::steal(PyObject_CallNoArgs(torch.mode_count));
     if (!count || PyLong_AsLong(count.get()) == 0) return;
@@ -151,13 +140,13 @@ WithoutModes::~WithoutModes() {
   PyErr_Restore(type, value, traceback);
 }
 
-bool current_cuda_stream(int32_t device_id, void** stream, bool& known) {
-  known = torch.api != nullptr && torch.api->current_work_stream != nullptr;
-  if (!known || torch.api->current_work_stream(dlpack::kCuda, device_id, stream) == 0) return true;
-  if (PyErr_Occurred() == nullptr) {
-    PyErr_Format(PyExc_RuntimeError, "omni_tensor_key: torch could not tell the current stream of cuda:%d",
-                 static_cast<int>(device_id));
+bool current_stream(dlpack::Device device, void** stream) {
+  if (torch.api == nullptr || torch.api->current_work_stream == nullptr) {
+    PyErr_SetString(PyExc_NotImplementedError, "torch's DLPack table has no function that tells the current stream");
+    return false;
   }
+  if (torch.api->current_work_stream(device.type, device.id, stream) == 0) return true;
+  if (PyErr_Occurred() == nullptr) PyErr_SetString(PyExc_RuntimeError, "torch could not tell the current stream");
   return false;
 }
 

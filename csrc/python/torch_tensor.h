@@ -8,11 +8,11 @@ namespace otk::py {
 
 // Fills `view` from `object` if it is a torch tensor that can be keyed. Reads no element. Under WithoutModes it keeps
 // the GIL and runs no Python code, so that a copy made right afterwards reads what the view describes. False with an
-// error set: no memory, or a torch without a usable table.
+// error set: no memory. After find_torch(), or under WithoutModes.
 bool view_tensor(PyObject* object, uint64_t max_bytes, TensorView& view, Reason& reason);
 
 // While it lives, a torch function mode of the caller does not see what a tensor is asked: its Python code could free
-// storage that is about to be read. Where an error is set after construction, it was not possible.
+// storage that is about to be read. Finds torch first. Where an error is set after construction, it was not possible.
 class WithoutModes {
  public:
   WithoutModes();
@@ -24,15 +24,12 @@ class WithoutModes {
   Ref manager_;
 };
 
-// The stream on which torch queues this thread's work for a CUDA device; not `known` where the table cannot tell. False
-// with an error set.
-bool current_cuda_stream(int32_t device_id, void** stream, bool& known);
+// The stream on which torch queues this thread's work for a device. False with an error set, which is a
+// NotImplementedError where the table cannot tell.
+bool current_stream(dlpack::Device device, void** stream);
 
 // Whether `object` is an instance of a subclass of torch.Tensor other than torch.nn.Parameter.
 bool is_tensor_subclass(PyObject* object);
-
-// Whether `object` is a torch.dtype or a torch.device: immutable values that upstream turns into strings.
-bool is_torch_constant(PyObject* object);
 
 // Whether the exact type of `object` is torch.Tensor or torch.nn.Parameter. False too while torch is not imported.
 bool is_exact_tensor(PyObject* object);

@@ -3,7 +3,7 @@
 from .._core import KeyBuilder, TensorKey
 from ..errors import UncacheableTensorError
 from .builder import make_key_builder
-from .explain import explain
+from .reasons import explain
 from .tensors import tensor_key, tensor_keys
 
 __all__ = [

@@ -8,6 +8,7 @@ from typing import Any
 from .. import _core
 from .cuda_check import check_cuda_unit
 from .host_copy import note_host_copy, to_host
+from .signature import binding_plan
 
 _core.set_cuda_functions(check_cuda_unit, note_host_copy)
 
@@ -33,5 +34,14 @@ def make_key_builder(
     tensors_only: upstream's functions do all but the tensors.
     """
     return _core.KeyBuilder(
-        hashable, build_key, not_hashable, precomputed, call_state, on_bypass, to_host, max_bytes, tensors_only
+        hashable,
+        build_key,
+        not_hashable,
+        precomputed,
+        binding_plan,
+        call_state,
+        on_bypass,
+        to_host,
+        max_bytes,
+        tensors_only,
     )

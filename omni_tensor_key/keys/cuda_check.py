@@ -6,7 +6,7 @@ import torch
 
 from .. import _core
 from ..settings import logger
-from .host_copy import is_capturing, to_host
+from .host_copy import is_capturing, note_host_copy, to_host
 
 _MAX_BYTES = 1 << 20
 
@@ -31,25 +31,40 @@ def _patterns(device: torch.device) -> list[torch.Tensor]:
     ]
 
 
-def check_cuda_unit(index: int) -> bool | None:
-    """Whether the unit reads on this CUDA device what torch copies from there; None where that cannot be told now.
+def _tells_streams(device: torch.device) -> bool:
+    """Whether torch's DLPack table tells the current stream.
 
-    Where it does not, the error is logged: the caller must not use the unit again.
+    Where another backend is registered beside CUDA, it answers with the default stream (torch 2.13).
     """
-    device = torch.device("cuda", index)
+    module = torch.get_device_module(device)
+    side = module.Stream(device)
+    with module.stream(side):
+        try:
+            return bool(_core.cuda_stream(device.index) == side.cuda_stream)
+        except NotImplementedError:
+            return False
+
+
+def check_cuda_unit(tensor: torch.Tensor) -> bool | None:
+    """Whether the unit is to be used on this tensor's device: it reads there what torch copies, in the right order.
+
+    None where that cannot be told now. Where it is not, why is logged.
+    """
+    device = tensor.device
     with torch._C.DisableTorchFunction():
         if is_capturing(device):
             return None
+        if not _tells_streams(device):
+            note_host_copy("torch does not tell the current CUDA stream. A second backend beside CUDA is one cause.")
+            return False
         try:
             patterns = _patterns(device)
-            if type(patterns[0]) is not torch.Tensor:  # somebody's dispatch mode makes other tensors
-                return None
             by_unit = _core.tensor_keys(patterns, to_host, _MAX_BYTES, True)
             by_torch = _core.tensor_keys(patterns, to_host, _MAX_BYTES, False)
-        except torch.OutOfMemoryError:
-            return None
+        except (NotImplementedError, torch.OutOfMemoryError):
+            return None  # the unit cannot read now, or memory is short
     if not isinstance(by_unit, list) or not isinstance(by_torch, list):
-        return None
+        return None  # a dispatch mode makes other tensors of ours
     wrong = [number for number, keys in enumerate(zip(by_unit, by_torch, strict=True)) if keys[0] != keys[1]]
     if wrong:
         logger.error(

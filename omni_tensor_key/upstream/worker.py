@@ -12,7 +12,6 @@ from ..settings import logger
 from .guarded_cache import GuardedPromptEmbedCache
 from .patches import Patches
 
-
 _CLEARING = ("sleep", "wake_up")
 
 

@@ -19,7 +19,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What four processes say that have driven the same calls."""
     folder = tmp_path_factory.mktemp("ranks")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_")}
-    inherited["OMNI_TENSOR_KEY_VERIFY"] = "0.05"
+    inherited["OMNI_TENSOR_KEY_VERIFY"] = "0.25"
     processes = [
         subprocess.Popen(
             [sys.executable, str(RANK), SEED, str(number)],

@@ -1,330 +1,282 @@
-"""activate() and deactivate(): what they replace and put back, in whichever module is imported."""
+"""Activation and deactivation in a process that has upstream's cache already."""
 
 from __future__ import annotations
 
-import gc
 import importlib
-import importlib.util
-import inspect
 import sys
-import weakref
-from collections.abc import Callable, Iterator
-from types import ModuleType
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import vllm_omni.diffusion.cache
-from fresh_process import FreshProcesses
-from freshness.workers import diffusion_model_runner, diffusion_worker, lora_manager
-from support import CALLS, Adapter, Encoder, LoadingEncoder, installed, is_hit, load_into, new_weights, upstream
-from vllm_omni.diffusion.cache.prompt_embed_cache import _hashable, install_prompt_embed_cache
+from support import upstream
 
 import omni_tensor_key
-from omni_tensor_key import plugin
+from omni_tensor_key import activate, deactivate, is_active
 
-TENSORS, LISTS = CALLS["tensors"], CALLS["lists"]
+from .fresh_process import FreshProcesses
+
+IDS = torch.arange(3)
+
+
+class Pipeline:
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def encode_prompt(self, prompt_ids: Any, attention_mask: Any = None) -> Any:
+        self.runs += 1
+        return torch.as_tensor(prompt_ids) * 2
+
+
+def installed(**options: Any) -> tuple[Any, Any]:
+    pipeline = Pipeline()
+    return pipeline, upstream.install_prompt_embed_cache(pipeline, **options)
+
+
+def counts(cache: Any) -> tuple[int, ...]:
+    found = cache.stats()
+    return found["hits"], found["misses"], found["bypassed"]
+
+
+def attributes() -> list[Any]:
+    """All that could be replaced in upstream's modules."""
+    import vllm_omni.diffusion.cache as package
+
+    base = upstream.PromptEmbedCache
+    return [dict(vars(owner)) for owner in (upstream, base, package)]
 
 
 @pytest.fixture(autouse=True)
-def _off_afterwards() -> Iterator[None]:
+def _inactive() -> Iterator[None]:
+    """Before and after, and nothing of upstream's is another."""
+    assert not is_active()
+    before = attributes()
     yield
-    omni_tensor_key.deactivate()
+    deactivate()
+    assert attributes() == before
 
 
-def replaced_names() -> dict[tuple[str, str], int]:
-    """The attributes of upstream's modules and classes, by identity."""
-    owners: list[Any] = [upstream, vllm_omni.diffusion.cache, diffusion_model_runner]
-    owners += [upstream.PromptEmbedCache, lora_manager.DiffusionLoRAManager, diffusion_worker.DiffusionWorker]
-    owners += diffusion_worker.DiffusionWorker.__subclasses__()
-    return {(owner.__name__, name): id(value) for owner in owners for name, value in vars(owner).items()}
-
-
-def test_deactivate_puts_everything_back_and_bypasses_again() -> None:
-    before = replaced_names()
-    for _ in range(2):
-        for _ in range(3):
-            omni_tensor_key.activate()
-        assert omni_tensor_key.is_active()
-        assert replaced_names() != before
-        pipeline, cache = installed()
-        pipeline.encode_prompt(*TENSORS)
-        assert is_hit(pipeline, cache, *TENSORS)
-        omni_tensor_key.deactivate()
-        assert not omni_tensor_key.is_active()
-        assert omni_tensor_key.stats() == {}
-        assert replaced_names() == before
-        assert cache.stats()["size"] == 0
-        assert not is_hit(pipeline, cache, *TENSORS)
-        assert cache.stats()["bypassed"] == 1
-        omni_tensor_key.deactivate()
-        assert not is_hit(pipeline, cache, *LISTS)
-        assert is_hit(pipeline, cache, *LISTS)
-
-
-def test_a_guarded_cache_stays_guarded_for_life() -> None:
-    """Whether or not the package's functions are in place; its tensors hit again when they are back."""
-    omni_tensor_key.activate()
-    pipeline, cache = installed()
-    omni_tensor_key.deactivate()
-    pipeline.encode_prompt(*LISTS)
-    load_into(pipeline.text_encoder)
-    assert not is_hit(pipeline, cache, *LISTS)
-    omni_tensor_key.activate()
-    pipeline.encode_prompt(*TENSORS)
-    assert is_hit(pipeline, cache, *TENSORS)
-
-
-def test_names_that_were_imported_earlier_lead_here() -> None:
-    omni_tensor_key.activate()
-    modules = (vllm_omni.diffusion.cache, diffusion_model_runner, sys.modules[__name__])
-    assert {module.install_prompt_embed_cache for module in modules} == {upstream.install_prompt_embed_cache}
-    for install in (install_prompt_embed_cache, diffusion_model_runner.install_prompt_embed_cache):
-        pipeline = Adapter()
-        cache = install(pipeline)
-        assert cache is install(pipeline)  # as upstream's
-        pipeline.encode_prompt(*TENSORS)
-        assert is_hit(pipeline, cache, *TENSORS)
-    assert _hashable([1]) == ("__seq__", (1,))  # a name that is not looked up at the call
-    assert _hashable(torch.arange(3)) is upstream._NOT_HASHABLE
-
-
-def test_a_cache_from_before_activation_never_stores_tensors() -> None:
-    """Nobody would tell it of changed weights."""
-    pipeline, cache = installed()
-    pipeline.encode_prompt(*LISTS)
-    omni_tensor_key.activate()
-    assert is_hit(pipeline, cache, *LISTS)
+def test_activate_and_deactivate_and_both_again() -> None:
     for _ in range(3):
-        assert not is_hit(pipeline, cache, *TENSORS)
-        assert cache.stats()["size"] == 1
+        activate()
+        first = attributes()
+        activate()
+        assert is_active()
+        assert attributes() == first
+        deactivate()
+        deactivate()
+        assert not is_active()
 
 
-def test_a_cache_without_a_pipeline_is_upstreams_and_stores_no_tensors() -> None:
-    omni_tensor_key.activate()
-    cache = upstream.PromptEmbedCache(max_size=2)
-    cache.put("key", 3)
-    assert cache.get("key") == 3
-    signature = inspect.signature(Adapter().encode_prompt)
-    key = upstream._build_key(signature, "tag", TENSORS, {})
-    cache.put(key, torch.ones(1))
-    assert cache.get(key) is upstream._CACHE_MISS
+def test_what_else_the_module_has_stays() -> None:
+    before = attributes()[0]
+    activate()
+    now = attributes()[0]
+    replaced = {name for name in now if now[name] is not before[name]}
+    assert replaced == {"_hashable", "_build_key", "install_prompt_embed_cache", "PromptEmbedCache"}
+    assert list(now) == list(before)
+    assert issubclass(upstream.PromptEmbedCache, before["PromptEmbedCache"])
+
+
+def test_a_cache_of_before_never_stores_tensors() -> None:
+    """Nobody tells it of changed weights."""
+    pipeline, cache = installed()
+    activate()
+    for _ in range(3):
+        pipeline.encode_prompt(IDS)
+        pipeline.encode_prompt([1])
+    assert counts(cache) == (2, 4, 0)
     assert cache.stats()["size"] == 1
+    assert pipeline.runs == 4
 
 
-def test_deactivate_does_not_undo_what_others_have_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    omni_tensor_key.activate()
-    before = replaced_names()
-    mine = upstream._build_key
-    with monkeypatch.context() as patch:
-        patch.setattr(upstream, "_build_key", lambda *call: mine(*call))
-        assert not omni_tensor_key.is_active()
-        with pytest.raises(RuntimeError, match="_build_key was replaced by other code"):
-            omni_tensor_key.deactivate()
-    assert replaced_names() == before
-    assert omni_tensor_key.is_active()
+def test_a_cache_of_now_keeps_its_guard_after_deactivation() -> None:
+    activate()
+    pipeline, cache = installed()
+    for argument in (IDS, [1]):
+        pipeline.encode_prompt(argument)
+        pipeline.encode_prompt(argument)
+    deactivate()
+    assert cache.stats()["size"] == 0
+    for argument in (IDS, [1], [1]):
+        pipeline.encode_prompt(argument)
+    assert counts(cache) == (3, 3, 1)
+    activate()
+    pipeline.encode_prompt(IDS)
+    pipeline.encode_prompt(IDS)
+    assert counts(cache) == (4, 4, 1)
 
 
-def test_upstreams_uninstall_takes_the_guard_away() -> None:
-    omni_tensor_key.activate()
-    pipeline, _ = installed()
-    upstream.uninstall_prompt_embed_cache(pipeline)
-    runs = pipeline.runs
-    for _ in range(3):
-        pipeline.encode_prompt(*TENSORS)
-    assert pipeline.runs == runs + 3
-    pipeline, cache = installed(pipeline)
-    pipeline.encode_prompt(*TENSORS)
-    assert is_hit(pipeline, cache, *TENSORS)
+def test_a_cache_without_a_pipeline_is_upstreams() -> None:
+    activate()
+    cache = upstream.PromptEmbedCache(max_size=2)
+    key = upstream._build_key(__import__("inspect").signature(Pipeline().encode_prompt), "tag", (IDS,), {})
+    for number in (1, 2, 3):
+        cache.put(number, number)
+        cache.put(key, number)
+    assert [cache.get(number) for number in (2, 3)] == [2, 3]
+    assert cache.get(1) is upstream._CACHE_MISS
+    assert cache.get(key) is upstream._CACHE_MISS
+    assert set(cache.stats()) == {"size", "max_size", "hits", "misses", "bypassed"}
 
 
-@pytest.mark.parametrize("room", [(), ("__dict__",)], ids=["slots", "no weak references"])
-def test_what_cannot_be_guarded_is_cached_as_by_upstream(log: Any, room: tuple[str, ...]) -> None:
-    class Slots:
-        __slots__ = ("_prompt_embed_cache", "_prompt_embed_cache_original_fn", "encode_prompt", *room)
-
-        def __init__(self) -> None:
-            self.encode_prompt = lambda prompt: torch.as_tensor(prompt) * 2
-
-    pipeline = Slots()
-    omni_tensor_key.activate()
-    cache = upstream.install_prompt_embed_cache(pipeline)
-    for _ in range(3):
-        assert pipeline.encode_prompt(torch.ones(2, dtype=torch.int64)).tolist() == [2, 2]
-        assert pipeline.encode_prompt([1]).tolist() == [2]
-    assert (cache.hits, cache.stats()["size"]) == (2, 1)
-    assert log.having("WARNING", "Slots has no guard")
-
-
-def test_no_encode_prompt_is_upstreams_case() -> None:
-    omni_tensor_key.activate()
-    assert upstream.install_prompt_embed_cache(object()) is None
-
-    class Odd:
-        encode_prompt = dict  # has no signature
-
-    odd = Odd()
-    assert upstream.install_prompt_embed_cache(odd) is None
-    assert odd.encode_prompt(a=1) == {"a": 1}
-    assert vars(odd) == {}
+def test_installing_twice_uninstalling_and_without_encode_prompt() -> None:
+    activate()
+    pipeline, cache = installed(max_size=3)
+    assert upstream.install_prompt_embed_cache(pipeline, max_size=5) is cache
+    for attempt in range(3):
+        upstream.uninstall_prompt_embed_cache(pipeline)
+        pipeline.encode_prompt(IDS)
+        again = upstream.install_prompt_embed_cache(pipeline)
+        assert again is not cache
+        before = pipeline.runs
+        for _ in range(2):
+            pipeline.encode_prompt(IDS)
+        assert (counts(again), pipeline.runs) == ((1, 1, 0), before + 1), attempt
+    for nothing in (object(), type("Uncallable", (), {"encode_prompt": 3})()):
+        assert upstream.install_prompt_embed_cache(nothing) is None
+    broken = Pipeline()
+    with pytest.raises(ValueError, match="max_size"):
+        upstream.install_prompt_embed_cache(broken, max_size=0)
+    assert list(vars(broken)) == ["runs"]
+    off, cache = installed(enabled=False)
+    assert [off.encode_prompt(IDS).tolist() for _ in range(2)] == [[0, 2, 4]] * 2
+    assert counts(cache) == (0, 0, 0)
 
 
-RELOAD = """
+@pytest.mark.parametrize("name", ["_hashable", "_build_key", "install_prompt_embed_cache"])
+def test_deactivate_refuses_to_undo_somebody_elses_change(name: str) -> None:
+    activate()
+    ours = vars(upstream)[name]
+    setattr(upstream, name, lambda *args, **kwargs: ours(*args, **kwargs))
+    before = attributes()
+    assert not is_active()
+    with pytest.raises(RuntimeError, match=name):
+        deactivate()
+    assert attributes() == before
+    pipeline, cache = installed()  # the chain works
+    pipeline.encode_prompt(IDS)
+    pipeline.encode_prompt(IDS)
+    assert counts(cache) == (1, 1, 0)
+    setattr(upstream, name, ours)
+    assert is_active()
+
+
+def test_a_module_that_is_reloaded_or_imported_anew(fresh: FreshProcesses) -> None:
+    fresh.check(
+        """
 import importlib, sys, torch
-import omni_tensor_key as otk
-from vllm_omni.diffusion.cache import prompt_embed_cache as upstream
-
+import omni_tensor_key
+name = "vllm_omni.diffusion.cache.prompt_embed_cache"
+omni_tensor_key.activate()
+first = importlib.import_module(name)
 class Pipeline:
     def encode_prompt(self, prompt_ids):
         return prompt_ids * 2
-
-def hits():
+def hits(module):
     pipeline = Pipeline()
-    cache = sys.modules[upstream.__name__].install_prompt_embed_cache(pipeline)
+    cache = module.install_prompt_embed_cache(pipeline)
     for _ in range(3):
-        pipeline.encode_prompt(torch.arange(3))
+        pipeline.encode_prompt(torch.tensor([1]))
     return cache.stats()["hits"]
-
-otk.activate()
-assert (otk.is_active(), hits()) == (True, 2)
-RENEW
-assert otk.is_active() == (hits() == 2)
-for _ in range(2):
-    otk.activate()
-    assert (otk.is_active(), hits()) == (True, 2)
-otk.deactivate()
-assert (otk.is_active(), hits()) == (False, 0)
-otk.activate()
-assert (otk.is_active(), hits()) == (True, 2)
+assert omni_tensor_key.is_active() and hits(first) == 2
+importlib.reload(first)
+assert not omni_tensor_key.is_active() and hits(first) == 0
+omni_tensor_key.activate()
+assert omni_tensor_key.is_active() and hits(first) == 2
+del sys.modules[name]
+second = importlib.import_module(name)
+assert second is not first and not omni_tensor_key.is_active() and hits(second) == 0
+omni_tensor_key.activate()
+assert omni_tensor_key.is_active() and hits(second) == 2
+omni_tensor_key.deactivate()
+assert not omni_tensor_key.is_active() and hits(second) == 0
 """
+    )
 
 
-@pytest.mark.parametrize(
-    "renew", ["importlib.reload(upstream)", "del sys.modules[upstream.__name__]; importlib.import_module(upstream.__name__)"]
-)
-def test_a_reloaded_or_new_cache_module(fresh: FreshProcesses, renew: str) -> None:
-    fresh.check(RELOAD.replace("RENEW", renew))
+def test_what_was_imported_by_name_meanwhile_is_put_back(fresh: FreshProcesses) -> None:
+    fresh.check(
+        """
+import omni_tensor_key
+omni_tensor_key.activate()
+import vllm_omni.diffusion.cache as package
+from vllm_omni.diffusion.cache import prompt_embed_cache as module
+assert package.install_prompt_embed_cache is module.install_prompt_embed_cache
+assert module.install_prompt_embed_cache.__wrapped__.__module__ == module.__name__
+omni_tensor_key.deactivate()
+assert package.install_prompt_embed_cache is module.install_prompt_embed_cache
+assert not hasattr(module.install_prompt_embed_cache, "__wrapped__")
+"""
+    )
 
 
-def renewed(monkeypatch: pytest.MonkeyPatch, module: ModuleType, change: Callable[[Any], None]) -> Any:
-    """An instance of this module of its own, changed."""
-    spec = importlib.util.find_spec(module.__name__)
-    assert spec is not None
-    assert spec.loader is not None
-    other: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(other)
-    change(other)
-    monkeypatch.setitem(sys.modules, module.__name__, other)
-    return other
+DEGRADED = {
+    "vllm_omni.diffusion.lora.manager": "class DiffusionLoRAManager:\n def use_lora(self): ...\n def other(self): ...",
+    "vllm_omni.diffusion.worker.diffusion_worker": "class OtherWorker: ...",
+}
 
 
-def test_another_lora_manager_empties_the_cache_at_each_call(monkeypatch: pytest.MonkeyPatch, log: Any) -> None:
-    class DiffusionLoRAManager:
-        def __init__(self, pipeline: Any) -> None:
-            self.pipeline = pipeline
-
-        def swap_adapter(self) -> int:
-            return 3
-
-        def unload_lora(self) -> None:
-            raise OSError("mine")
-
-        def describe(self) -> None: ...
-
-    def change(module: Any) -> None:
-        module.DiffusionLoRAManager = DiffusionLoRAManager
-
-    renewed(monkeypatch, lora_manager, change)
-    omni_tensor_key.activate()
-    assert omni_tensor_key.is_active()
-    assert log.having("WARNING", "another LoRA manager")
-    pipeline, cache = installed()
-    lora = DiffusionLoRAManager(pipeline)
-    for call in (TENSORS, LISTS):
-        pipeline.encode_prompt(*call)
-        lora.describe()
-        assert is_hit(pipeline, cache, *call)
-        assert lora.swap_adapter() == 3
-        assert not is_hit(pipeline, cache, *call)
-        with pytest.raises(OSError, match="mine"):
-            lora.unload_lora()
-        assert not is_hit(pipeline, cache, *call)
-
-
-@pytest.mark.parametrize("missing", ["sleep", "wake_up", "DiffusionWorker"])
-def test_another_worker_keeps_the_rest(monkeypatch: pytest.MonkeyPatch, log: Any, missing: str) -> None:
-    def change(module: Any) -> None:
-        delattr(module if missing == "DiffusionWorker" else module.DiffusionWorker, missing)
-
-    renewed(monkeypatch, diffusion_worker, change)
-    omni_tensor_key.activate()
-    assert omni_tensor_key.is_active()
-    assert len(log.having("WARNING", "DiffusionWorker")) == 1
-    pipeline, cache = installed()
-    pipeline.encode_prompt(*TENSORS)
-    assert is_hit(pipeline, cache, *TENSORS)
-    omni_tensor_key.deactivate()
+def test_an_unknown_lora_manager_and_worker_degrade(fresh: FreshProcesses) -> None:
+    result = fresh.check(
+        f"""
+import sys, torch
+for name in {list(DEGRADED)!r}:
+    sys.modules.pop(name, None)
+import omni_tensor_key
+omni_tensor_key.activate()
+for name, source in {DEGRADED!r}.items():
+    class Finder:
+        @staticmethod
+        def find_spec(wanted, path=None, target=None, name=name, source=source):
+            import importlib.machinery
+            if wanted != name:
+                return None
+            class Loader:
+                def create_module(self, spec): return None
+                def exec_module(self, module): exec(source, vars(module))
+            return importlib.machinery.ModuleSpec(name, Loader())
+    sys.meta_path.insert(0, Finder)
+    __import__(name)
+from vllm_omni.diffusion.cache import prompt_embed_cache as module
+assert omni_tensor_key.is_active()
+class Pipeline:
+    def encode_prompt(self, prompt_ids):
+        return prompt_ids * 2
+pipeline = Pipeline()
+cache = module.install_prompt_embed_cache(pipeline)
+manager = sys.modules["vllm_omni.diffusion.lora.manager"].DiffusionLoRAManager()
+for call, expected in ((manager.other, 1), (manager.use_lora, 0)):
+    pipeline.encode_prompt(torch.tensor([1]))
+    call()
+    assert cache.stats()["size"] == expected
+"""
+    )
+    assert len(result.lines_with("has another LoRA manager")) == 1
+    assert len(result.lines_with("no DiffusionWorker with sleep() and wake_up()")) == 1
+    assert len(result.lines_with("WARNING")) == 2
 
 
-def used(pipeline: Any, cache: Any) -> None:
-    for call in (TENSORS, LISTS):
-        pipeline.encode_prompt(*call)
-    pipeline.load_weights(new_weights(pipeline.text_encoder, "text_encoder."))
-    load_into(pipeline.text_encoder)
-    for call in (TENSORS, LISTS):
-        pipeline.encode_prompt(*call)
+def test_activation_by_many_threads() -> None:
+    barrier = threading.Barrier(8)
+
+    def switch() -> None:
+        barrier.wait()
+        activate()
+
+    threads = [threading.Thread(target=switch) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert is_active()
 
 
-@pytest.mark.parametrize("encoder", [Encoder, LoadingEncoder])
-def test_nothing_keeps_a_pipeline_or_its_parts_alive(encoder: Any) -> None:
-    omni_tensor_key.activate()
-    gc.collect()
-    gc.disable()
-    try:
-        pipeline, cache = installed(Adapter(encoder))
-        used(pipeline, cache)
-        replaced = [weakref.ref(pipeline.text_encoder), weakref.ref(pipeline.text_encoder.embed.weight)]
-        pipeline.text_encoder = encoder()
-        assert [reference() for reference in replaced] == [None, None]  # at once: it may be most of a device's memory
-        used(pipeline, cache)
-        parts = (pipeline, pipeline.text_encoder, pipeline.transformer, pipeline.tokenizer)
-        found = [weakref.ref(part) for part in parts]
-        del parts, pipeline
-        gc.collect()
-        assert [reference() for reference in found] == [None] * 4
-        assert cache.stats()["size"] == 2  # the cache is still there, and knows nothing
-    finally:
-        gc.enable()
-
-
-def test_a_cache_goes_before_its_pipeline() -> None:
-    omni_tensor_key.activate()
-    pipeline, cache = installed()
-    used(pipeline, cache)
-    found = weakref.ref(cache)
-    upstream.uninstall_prompt_embed_cache(pipeline)
-    del cache
-    gc.collect()
-    assert found() is None
-    load_into(pipeline.text_encoder)
-    pipeline.load_weights(new_weights(pipeline.text_encoder, "text_encoder."))
-
-
-def test_the_arguments_of_a_call_are_not_kept() -> None:
-    omni_tensor_key.activate()
-    pipeline, cache = installed()
-    ids = torch.tensor([[1, 2]])
-    outputs = [pipeline.encode_prompt(ids)[0] for _ in range(2)]
-    found = weakref.ref(ids), weakref.ref(outputs[0])
-    del ids, outputs
-    assert [reference() for reference in found] == [None, None]
-    assert cache.stats()["size"] == 1
-
-
-def test_nothing_escapes_the_entry_point(monkeypatch: pytest.MonkeyPatch, log: Any) -> None:
-    def fail() -> None:
-        raise RuntimeError("mine")
-
-    monkeypatch.setattr(plugin, "activate", fail)
-    plugin.register()
-    assert log.having("ERROR", "could not be activated")
+def test_the_public_names() -> None:
+    assert len(omni_tensor_key.__all__) == 10
+    for name in omni_tensor_key.__all__:
+        assert getattr(importlib.import_module("omni_tensor_key"), name) is not None
+        assert name in dir(sys.modules["omni_tensor_key"])
+    with pytest.raises(AttributeError, match="nothing"):
+        omni_tensor_key.nothing  # noqa: B018

@@ -12,7 +12,6 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import subprocess
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -83,14 +82,6 @@ def _has_no_adapter(folder: Path, package: str) -> bool:
     return package.count(".") >= 2 and not list(folder.glob("*adapter*.py"))
 
 
-def _git(root: Path, *args: str) -> str:
-    try:
-        run = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return run.stdout.strip()
-
-
 class Checkout:
     """A folder with verl-omni in it."""
 
@@ -98,11 +89,6 @@ class Checkout:
         self.root = root.resolve()
         if not (self.root / PACKAGE / "pipelines").is_dir():
             raise FileNotFoundError(f"{root} is no checkout of verl-omni: it has no {PACKAGE}/pipelines")
-        self._loaded: dict[Adapter, type | str] = {}
-
-    def revision(self) -> str:
-        """The commit and its date, as far as git knows."""
-        return _git(self.root, "log", "-1", "--format=%h of %cs") or "an unknown revision"
 
     def adapters(self) -> list[Adapter]:
         """Every rollout adapter in the tree, found by reading the files."""
@@ -135,21 +121,12 @@ class Checkout:
 
     def load(self, adapter: Adapter) -> type:
         """Import an adapter's class."""
-        with self._importable():
-            module = importlib.import_module(adapter.module)
-        cls = getattr(module, adapter.name)
+        if adapter.module not in sys.modules:
+            with self._importable():
+                importlib.import_module(adapter.module)
+        cls = getattr(sys.modules[adapter.module], adapter.name)
         assert isinstance(cls, type)
         return cls
-
-    def try_load(self, adapter: Adapter) -> type | str:
-        """An adapter's class, or why there is none."""
-        if adapter not in self._loaded:
-            try:
-                self._loaded[adapter] = self.load(adapter)
-            except Exception as error:  # any: it is the checkout's code
-                reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                self._loaded[adapter] = f"cannot be imported beside this vllm-omni ({reason})"
-        return self._loaded[adapter]
 
 
 def own_entry_points(cls: type) -> list[str]:

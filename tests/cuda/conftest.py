@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CSRC = ROOT / "csrc"
 FAKE = HERE / "fake_runtime"
-HASH = CSRC
+HASH = CSRC / "hash"
 MAX_DIMS = 8
 OK, UNPREPARED, CAPTURING, UNAVAILABLE, FAILED = range(5)  # OtkCudaStatus
 
@@ -192,14 +193,35 @@ def unit_class() -> type[Unit]:
 
 @pytest.fixture
 def gpu() -> Iterator[None]:
-    """Skips where there is no GPU, and waits for it in the end."""
+    """Skips where there is no GPU, unless OMNI_TENSOR_KEY_GPU=1 says that there must be one."""
+    missing = None
     if not torch.cuda.is_available():
-        pytest.skip(f"torch {torch.__version__} sees no CUDA GPU")
-    if _core.CUDA_BUILD is None:
-        pytest.skip("the extension was built without its CUDA unit")
+        missing = f"torch {torch.__version__} sees no CUDA GPU"
+    elif _core.CUDA_BUILD is None:
+        missing = "the extension was built without its CUDA unit"
+    if missing:
+        (pytest.fail if os.environ.get("OMNI_TENSOR_KEY_GPU") == "1" else pytest.skip)(missing)
     yield
     torch.cuda.synchronize()
     assert torch.cuda.current_device() == 0
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _skipped_all(terminalreporter):
+        terminalreporter.write_line("ERROR: no test ran on a GPU, so `pytest -m cuda` does not pass.", red=True)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """`-m cuda` with everything skipped is no run on a GPU."""
+    if _skipped_all(session.config.pluginmanager.get_plugin("terminalreporter")) and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _skipped_all(reporter: Any) -> bool:
+    asked = (
+        reporter is not None and reporter.config.option.markexpr == "cuda" and not reporter.config.option.collectonly
+    )
+    return asked and "passed" not in reporter.stats
 
 
 @pytest.fixture

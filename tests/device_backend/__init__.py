@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import itertools
 import os
 import sys
 import sysconfig
@@ -50,6 +51,7 @@ def load() -> types.ModuleType:
     library.otkdev_host_copies.restype = ctypes.c_uint64
     library.otkdev_host_bytes.restype = ctypes.c_uint64
     library.otkdev_reset_counters.restype = None
+    library.otkdev_exchange_stream.restype = ctypes.c_int64
     torch.utils.rename_privateuse1_backend(NAME)
     module = _device_module(library)
     torch._register_device_module(NAME, module)
@@ -111,6 +113,27 @@ def _device_module(library: ctypes.CDLL) -> types.ModuleType:
         def __exit__(self, *_: object) -> None:
             set_device(self._before)
 
+    class Stream:
+        """A stream that has a number, and on which nothing waits."""
+
+        _numbers = itertools.count(1)
+
+        def __init__(self, device: int | str | torch.device = 0) -> None:
+            self._index = torch.device(device).index or 0
+            self.cuda_stream = next(self._numbers)  # torch.cuda's name for the address
+
+    class stream:
+        """Context manager that makes a stream current on its device."""
+
+        def __init__(self, stream: Stream) -> None:
+            self._stream = stream
+
+        def __enter__(self) -> None:
+            self._before = library.otkdev_exchange_stream(self._stream._index, ctypes.c_int64(self._stream.cuda_stream))
+
+        def __exit__(self, *_: object) -> None:
+            library.otkdev_exchange_stream(self._stream._index, ctypes.c_int64(self._before))
+
     def copies_to_host() -> int:
         """Return how often a device tensor was copied to the host."""
         return library.otkdev_host_copies()
@@ -122,7 +145,8 @@ def _device_module(library: ctypes.CDLL) -> types.ModuleType:
     def reset_counters() -> None:
         library.otkdev_reset_counters()
 
-    for member in (set_device, device, copies_to_host, bytes_to_host, reset_counters):
+    module.hide_streams = lambda hide: library.otkdev_hide_streams(hide)
+    for member in (set_device, device, Stream, stream, copies_to_host, bytes_to_host, reset_counters):
         setattr(module, member.__name__, member)
     module.device_count = lambda: DEVICES
     # torch.accelerator is this device once its hooks are registered.

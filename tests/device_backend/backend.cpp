@@ -43,6 +43,7 @@ constexpr std::uint8_t kPoison = 0xA5;
 
 thread_local DeviceIndex current_device = 0;  // per thread, as CUDA has it
 thread_local c10::StreamId current_stream[kDevices] = {};
+bool hide_streams = false;  // as torch does with CUDA's where a backend like this one is registered
 thread_local bool emulating = false;          // inside an operator that runs on the CPU
 
 std::atomic<std::uint64_t> host_copies{0};
@@ -77,7 +78,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     current_stream[stream.device_index()] = stream.id();
     return before;
   }
-  void* getStreamNativeHandle(const Stream stream) const override { return reinterpret_cast<void*>(stream.id()); }
+  void* getStreamNativeHandle(const Stream stream) const override {
+    return hide_streams ? nullptr : reinterpret_cast<void*>(stream.id());
+  }
   bool queryStream(const Stream&) const override { return true; }
   void synchronizeStream(const Stream&) const override {}
   void synchronizeDevice(const DeviceIndex) const override {}
@@ -280,5 +283,6 @@ std::uint64_t otkdev_host_bytes() { return host_bytes; }
 std::int64_t otkdev_exchange_stream(int device, std::int64_t stream) {
   return std::exchange(current_stream[device], stream);
 }
+void otkdev_hide_streams(bool hide) { hide_streams = hide; }
 void otkdev_reset_counters() { host_copies = host_bytes = 0; }
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fresh_process import FreshProcesses
+from upstream.fresh_process import FreshProcesses
 
 # A worker and a runner of the real classes around a pipeline, without the model that their constructors would load.
 WORKER = """

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from support import Adapter, installed
 from torch import nn
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm_omni.diffusion.lora.manager import DiffusionLoRAManager
 from vllm_omni.lora.request import LoRARequest
-
-from support import Adapter, installed
 
 SIZE, RANK = 8, 2
 

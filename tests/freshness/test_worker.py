@@ -63,7 +63,9 @@ def test_the_cache_is_empty_before_the_allocator_sleeps(
     wrapper = wrapped(**worker)
     pipeline, cache = parts(wrapper)
     sizes, sleep = [], Allocator.sleep
-    monkeypatch.setattr(Allocator, "sleep", lambda *tags, **kw: (sizes.append(cache.stats()["size"]), sleep(*tags, **kw)))
+    monkeypatch.setattr(
+        Allocator, "sleep", lambda *tags, **kw: (sizes.append(cache.stats()["size"]), sleep(*tags, **kw))
+    )
     pipeline.encode_prompt(*call)
     way(wrapper, level)
     assert sizes == [0]

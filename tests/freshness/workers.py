@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from support import Adapter
 
 if importlib.util.find_spec("torchvision") is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from fresh_process import FreshProcesses, Result
+from upstream.fresh_process import FreshProcesses, Result
 
 HERE = Path(__file__).resolve().parent
 
