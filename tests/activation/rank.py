@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-CALLS, PROMPTS, ENTRIES = 2000, 60, 24
+CALLS, PROMPTS, ENTRIES = 2000, 12, 24
 
 
 def argument(rng: random.Random, depth: int = 0) -> Any:

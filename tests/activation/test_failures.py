@@ -96,3 +96,20 @@ def test_no_vllm_omni(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     (line,) = ran.stderr.splitlines()
     assert "not installed" in line
+
+
+NO_CUDA = """
+import torch
+def never(*args):
+    raise AssertionError("CUDA was initialized")
+torch.cuda._lazy_init = torch._C._cuda_init = never
+"""
+STILL_NONE = """
+assert not torch.cuda.is_initialized()
+assert "libcuda.so" not in open("/proc/self/maps").read()
+"""
+
+
+def test_cuda_is_not_touched(fresh: FreshProcesses) -> None:
+    """Or a process that is forked later could not use it."""
+    assert fresh.check(NO_CUDA + LOAD + USE + STILL_NONE).lines_with("COUNTS") == ACTIVE

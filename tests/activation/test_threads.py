@@ -108,7 +108,9 @@ def test_no_call_that_begins_after_a_load_gets_what_was_before_it() -> None:
     def load() -> None:
         with lock:  # as RPCs to a worker: one load at a time
             number = loaded[0] + 1.0
-            weights = {name: torch.full_like(value, number) for name, value in pipeline.text_encoder.state_dict().items()}
+            weights = {
+                name: torch.full_like(value, number) for name, value in pipeline.text_encoder.state_dict().items()
+            }
             pipeline.text_encoder.load_state_dict(weights)
             loaded[0] = number
 
