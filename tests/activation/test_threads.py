@@ -101,7 +101,7 @@ def test_every_call_gets_its_own_answer_and_is_counted(rng: random.Random) -> No
 
 @pytest.mark.usefixtures("_switch_often")
 def test_no_call_that_begins_after_a_load_gets_what_was_before_it() -> None:
-    """Each load makes all weights the next number; an answer is never older than the load that ended before the call."""
+    """Between two loads, a call returns what the encoder encodes then."""
     pipeline, cache = installed(Adapter(Encoder))
     loaded, lock = [0.0], threading.Lock()
 
