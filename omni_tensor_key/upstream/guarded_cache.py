@@ -102,9 +102,10 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
         if guard.contents.has_tuner_layers and has_tensors(key):
             self.not_stored["peft"] += 1
             return self._bypass()
+        generation = guard.generation  # before the entry is taken, which a change may then drop
         value = super().get(key)
         if value is self.MISS or self._is_verified():
-            self._thread.miss = _Miss(key, guard.generation, value)
+            self._thread.miss = _Miss(key, generation, value)
             return self.MISS
         return value
 
@@ -141,7 +142,8 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
             if reason is not None:
                 self.not_stored[reason] += 1
         else:
-            self._verify(miss, value)
+            # What is stored for a call with tensors is a copy of the output before upstream detaches it.
+            self._verify(miss, miss.output if has_tensors(key) else value)
 
     def _store_output(self, miss: _Miss, value: Any) -> str | None:
         """Store the output of a miss, or return why it is not stored."""
