@@ -78,7 +78,7 @@ class LoraPatches(Patches):
                     self.replace(cls, name, (_known_change if is_known else _unknown_change)(method))
         if not is_known:
             logger.warning(
-                "omni_tensor_key: %s has another LoRA manager than the one it knows: each call of a method with adapter "
-                "or lora in its name empties the prompt-embedding caches.",
+                "omni_tensor_key: %s has another LoRA manager than the one it knows: each call of a method with "
+                "adapter or lora in its name empties the prompt-embedding caches.",
                 module.__name__,
             )
