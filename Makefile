@@ -1,5 +1,5 @@
 # `make help` lists the commands. PYTHON (3.10 to 3.13) makes the environment VENV; ARGS goes to
-# the command of demo, test, bench and bench-instructions.
+# the command of demo, test, bench and gpu.
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
@@ -12,12 +12,12 @@ LOCKS := requirements/vllm-omni-0.30-cpu.txt requirements/dev.txt
 TORCH := $(shell sed -n 's/^torch==//p' $(LOCKS))
 NATIVE := $(shell find csrc \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \))
 SOURCES := setup.py pyproject.toml $(NATIVE) \
-	$(shell find omni_tensor_key \( -name '*.py' -o -name '*.pyi' -o -name '*.txt' -o -name py.typed \))
+	$(shell find omni_tensor_key \( -name '*.py' -o -name '*.pyi' -o -name py.typed \))
 
 # Without bytecode on disk, every process of the tests would compile torch and vLLM-Omni anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test lint sanitize fuzz bench gpu bench-instructions dist pythons matrix clean
+.PHONY: help venv demo test lint sanitize fuzz bench gpu dist pythons matrix clean
 .DELETE_ON_ERROR:
 
 help: ## List these commands
@@ -44,19 +44,16 @@ fuzz: ## Fuzz the native code for FUZZ_SECONDS (60) under the same two, with lib
 	$(MAKE) --no-print-directory -C tests/native fuzz FUZZ_SECONDS=$(FUZZ_SECONDS)
 
 bench: venv ## Measure what a key costs
-	$(BIN)/omni-tensor-key bench $(ARGS)
+	$(BIN)/python benchmarks/bench.py $(ARGS)
 
 gpu: venv ## Build for a GPU, and check and measure there; without one a dry run, which ends with 3
 	$(BIN)/python benchmarks/gpu/build.py
 	$(BIN)/python benchmarks/gpu/run.py $(ARGS)
 
-bench-instructions: venv ## Compare the instructions of each stage of a key with the committed counts
-	$(BIN)/python benchmarks/instructions.py $(ARGS)
-
 dist: venv ## Build the archives of a release into dist/, and test the wheel where there is no compiler
 	$(BIN)/python tests/environments/dist.py
 
-pythons: dist ## Run the core tests with the one wheel in each of PYTHONS
+pythons: dist ## Run the tests of keys with the one wheel in each of PYTHONS
 	$(BIN)/python tests/environments/pythons.py $(PYTHONS)
 
 matrix: venv ## Run the tests that meet vLLM-Omni with every supported release

@@ -109,13 +109,13 @@ Digest hash(const void* data, size_t n, LongLoopFn loop) {
   return finish(acc, n);
 }
 
-Digest copy_and_hash(uint8_t* copy, const void* data, size_t n) {
+Digest copy_and_hash(uint8_t* copy, const void* data, size_t n, LongLoopFn loop) {
   if (n <= kMidMax) {
     if (n > 0) memcpy(copy, data, n);
     return hash_short(copy, n);
   }
   uint64_t acc[kLanes];
-  simd_paths().path[0].run(acc, static_cast<const uint8_t*>(data), n, copy);
+  loop(acc, static_cast<const uint8_t*>(data), n, copy);
   return finish(acc, n);
 }
 

@@ -21,11 +21,9 @@ struct SimdPaths {
 };
 const SimdPaths& simd_paths();
 
-Digest hash(const void* data, size_t n, LongLoopFn loop);
-
-inline Digest hash(const void* data, size_t n) { return hash(data, n, simd_paths().path[0].run); }
+Digest hash(const void* data, size_t n, LongLoopFn loop = simd_paths().path[0].run);
 
 // Copies the input, which must not overlap `copy`, and returns the digest of the copy.
-Digest copy_and_hash(uint8_t* copy, const void* data, size_t n);
+Digest copy_and_hash(uint8_t* copy, const void* data, size_t n, LongLoopFn loop = simd_paths().path[0].run);
 
 }  // namespace otk::xxh3

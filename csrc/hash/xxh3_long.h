@@ -1,5 +1,5 @@
-// The accumulation loop of XXH3-128 for inputs over 240 bytes, once for all vector widths. xxh3_dispatch.cpp includes this
-// file for each instruction set, in a namespace that has
+// The accumulation loop of XXH3-128 for inputs over 240 bytes, once for all vector widths. xxh3_dispatch.cpp includes
+// this file for each instruction set, in a namespace that has
 //   Reg                  some 64-bit lanes
 //   multiply32(x, y)     the product of the low 32 bits of each lane
 //   swap_pairs(x)        lane i <-> lane i ^ 1

@@ -30,11 +30,20 @@ class BindingPlan::Slots {
   const size_t size_;
 };
 
-std::shared_ptr<const BindingPlan> BindingPlan::make(BuilderObject* builder, PyObject* signature) {
+PlanRef::PlanRef(BindingPlan* plan) : plan_(plan) {
+  if (plan_ != nullptr) ++plan_->references_;
+}
+
+PlanRef::~PlanRef() {
+  if (plan_ != nullptr && --plan_->references_ == 0) delete plan_;
+}
+
+PlanRef BindingPlan::make(BuilderObject* builder, PyObject* signature) {
   const Ref found = Ref::steal(
       PyObject_CallFunctionObjArgs(builder->plan, signature, builder->hashable, builder->precomputed, nullptr));
   if (!found || found.get() == Py_None) return nullptr;
-  auto plan = std::make_shared<BindingPlan>();
+  BindingPlan* const plan = new BindingPlan;
+  const PlanRef owner(plan);
   PyObject* parameters;
   Py_ssize_t positional;
   if (PyArg_ParseTuple(found.get(), "nnnO!", &positional, &plan->var_positional_, &plan->var_keyword_, &PyTuple_Type,
@@ -54,10 +63,10 @@ std::shared_ptr<const BindingPlan> BindingPlan::make(BuilderObject* builder, PyO
   }
   plan->by_name_.resize(plan->parameters_.size());
   std::iota(plan->by_name_.begin(), plan->by_name_.end(), size_t{0});
-  std::sort(plan->by_name_.begin(), plan->by_name_.end(), [&plan](size_t a, size_t b) {
+  std::sort(plan->by_name_.begin(), plan->by_name_.end(), [plan](size_t a, size_t b) {
     return PyUnicode_Compare(plan->parameters_[a].name.get(), plan->parameters_[b].name.get()) < 0;
   });
-  return plan;
+  return owner;
 }
 
 bool BindingPlan::find(PyObject* name, size_t& index) const {
@@ -170,11 +179,11 @@ PyObject* BindingPlan::build(Walk& walk, PyObject* model_tag, PyObject* args, Py
   return PyTuple_Pack(2, model_tag, tuple.get());
 }
 
-std::shared_ptr<const BindingPlan> BindingPlans::find(BuilderObject* builder, PyObject* signature) {
+PlanRef BindingPlans::find(BuilderObject* builder, PyObject* signature) {
   for (const Entry& entry : entries_) {
     if (entry.signature.get() == signature) return entry.plan;
   }
-  std::shared_ptr<const BindingPlan> plan = BindingPlan::make(builder, signature);
+  PlanRef plan = BindingPlan::make(builder, signature);
   if (!plan) return plan;
   std::vector<Entry> dropped;  // freed after the vector is whole again: a destructor may run Python code
   if (entries_.size() >= kMaxPlans) dropped.swap(entries_);

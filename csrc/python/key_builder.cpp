@@ -29,8 +29,9 @@ PyObject* hashable(PyObject* self, PyObject* object) {
     // Called by somebody else than a _build_key: nobody would put keys in the tensors' places later.
     Walk walk(builder);
     const Ref value = Ref::steal(walk.hash_value(object));
-    if (!value || !walk.read()) return nullptr;
-    if (walk.is_sentinel(value.get()) || walk.is_refused()) return new_reference(builder->not_hashable);
+    if (!value || walk.is_sentinel(value.get())) return value ? new_reference(value.get()) : nullptr;
+    if (!walk.read()) return nullptr;
+    if (walk.is_refused()) return new_reference(builder->not_hashable);
     return walk.replace_tensors(value.get()).release();
   });
 }

@@ -79,6 +79,7 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
         """Guard this pipeline, whose own encode_prompt() goes through `calls`."""
         self.verified = self.differed = self._hits_counted = 0
         self.not_stored: Counter[str] = Counter()
+        self._settings = settings()
         self._thread = calls.thread  # not `calls`, which keeps the pipeline alive
         self.guard = calls.guard = PipelineGuard(pipeline, weakref.WeakMethod(self._drop_entries))
         _caches.add(self)
@@ -119,7 +120,7 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
 
         Ranks that see the same calls decide alike; else one would enter a collective that the other does not.
         """
-        share = settings().verify
+        share = self._settings.verify
         if share == 0:
             return False
         with self._lock:
@@ -147,7 +148,7 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
 
     def _store_output(self, miss: _Miss, value: Any) -> str | None:
         """Store the output of a miss, or return why it is not stored."""
-        guard, limit = self.guard, settings().cache_bytes
+        guard, limit = self.guard, self._settings.cache_bytes
         assert guard is not None
         if has_tensors(miss.key):
             try:

@@ -42,6 +42,10 @@ def _guarded_install(install: Callable[..., Any]) -> Any:
         encode_prompt = getattr(pipeline, "encode_prompt", None)
         if not callable(encode_prompt) or getattr(pipeline, "_prompt_embed_cache", None) is not None:
             return install(pipeline, **options)
+        name = type(pipeline).__name__
+        if not hasattr(pipeline, "__dict__"):
+            logger.warning("omni_tensor_key: %s has no guard, so tensors are not cached: it has no __dict__.", name)
+            return install(pipeline, **options)
         own = encode_prompt.encode_prompt if isinstance(encode_prompt, EncodeCalls) else encode_prompt
         calls, before = EncodeCalls(own), vars(pipeline).get("encode_prompt")
         object.__setattr__(pipeline, "encode_prompt", calls)
@@ -56,7 +60,6 @@ def _guarded_install(install: Callable[..., Any]) -> Any:
             try:
                 cache.attach(pipeline, calls)
             except TypeError as error:
-                name = type(pipeline).__name__
                 logger.warning("omni_tensor_key: %s has no guard, so tensors are not cached: %s.", name, error)
         return cache
 

@@ -87,7 +87,7 @@ class WorkerPatches(Patches):
             return
 
         def hook_subclass(cls: Any, /, **options: Any) -> None:
-            super(worker_class, cls).__init_subclass__(**options)
+            super(worker_class, cls).__init_subclass__(**options)  # type: ignore[arg-type]
             self._hook(cls)
 
         self.replace(worker_class, "__init_subclass__", classmethod(hook_subclass))

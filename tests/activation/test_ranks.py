@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from . import rank
-
-SEED, RANKS = "rank test 1", 4
+RANK, SEED, RANKS = Path(__file__).with_name("rank.py"), "rank test 1", 4
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +19,10 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What four processes say that have driven the same calls."""
     folder = tmp_path_factory.mktemp("ranks")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_")}
+    inherited["OMNI_TENSOR_KEY_VERIFY"] = "0.25"
     processes = [
         subprocess.Popen(
-            [sys.executable, rank.__file__, SEED],
+            [sys.executable, str(RANK), SEED, str(number)],
             cwd=folder,
             env=inherited | {"PYTHONHASHSEED": str(number)},
             stdout=subprocess.PIPE,
@@ -43,24 +42,21 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_the_calls_are_of_every_kind(reports: list[dict[str, Any]]) -> None:
     counted = reports[0]["counted"]
-    assert sum(counted.values()) == rank.CALLS
-    for decision in ("hits", "misses", "eviction", "bypassed"):
-        assert counted[decision] >= rank.ENTRIES
+    assert sum(counted.values()) == 2000
+    for decision in ("hits", "misses", "eviction", "bypassed", "verified"):
+        assert counted[decision] >= 10, counted
     reasons = {reason for reasons in reports[0]["bypassed"]["Pipeline"].values() for reason in reasons}
     assert reasons >= {"dtype", "size", "unexportable", "type", "precomputed", "binding"}
 
 
-def test_the_processes_differ_in_what_must_not_matter(reports: list[dict[str, Any]]) -> None:
-    assert len({report["hash of a string"] for report in reports}) == RANKS
-
-
-def test_all_ranks_decide_the_same(reports: list[dict[str, Any]]) -> None:
+def test_all_ranks_decide_and_count_the_same(reports: list[dict[str, Any]]) -> None:
+    assert len({report["hash of a string"] for report in reports}) == RANKS  # they differ in what must not matter
     for report in reports[1:]:
         assert report["decisions"] == reports[0]["decisions"]
         assert report["bypassed"] == reports[0]["bypassed"]
 
 
 def test_all_ranks_make_the_same_digests(reports: list[dict[str, Any]]) -> None:
-    assert len(reports[0]["digests"]) > rank.CALLS // 4
+    assert len(reports[0]["digests"]) > 500
     for report in reports[1:]:
         assert report["digests"] == reports[0]["digests"]

@@ -35,7 +35,7 @@ def build_wheel(sdist: Path, cuda: str, policy: str, work: Path) -> Path:
 
 
 def test_wheel(wheel: Path, work: Path) -> str:
-    """Install the wheel beside the real vllm-omni, change nothing else, and run the core tests without a compiler."""
+    """Install the wheel beside the real vllm-omni, and run the tests of keys without a compiler."""
     venv = Venv(work / f"test-{wheel.stem}")
     venv.borrow("omni-tensor-key")
     path = str(venv.python.parent)
@@ -46,9 +46,9 @@ def test_wheel(wheel: Path, work: Path) -> str:
         raise SystemExit(f"Installing {wheel.name} beside vllm-omni would install {found}.")
     venv.pip_install(wheel, PATH=path)
     # One file builds a device to test with, which takes a compiler.
-    passed, summary = pytest(venv.python, "tests/core", "--ignore=tests/core/test_device.py", PATH=path)
+    passed, summary = pytest(venv.python, "tests/keys", "--ignore=tests/keys/test_device.py", PATH=path)
     if not passed:
-        raise SystemExit(f"The core tests fail with {wheel.name}:\n{summary}")
+        raise SystemExit(f"The tests of keys fail with {wheel.name}:\n{summary}")
     return summary
 
 

@@ -1,4 +1,4 @@
-"""Install the one wheel in dist/ into each CPython named on the command line, and run the core tests there."""
+"""Install the one wheel in dist/ into each CPython named on the command line, and run the tests of keys there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from venvs import ROOT, TORCH, Venv, pytest, table
 
-HEADINGS = ["CPython", "torch", "core tests"]
+HEADINGS = ["CPython", "torch", "tests/keys"]
 
 
 def release_of(interpreter: str) -> str | None:
@@ -32,7 +32,7 @@ def test(interpreter: str, wheel: Path) -> tuple[bool, list[str]]:
         torch = venv.pip_install_torch(TORCH)
         venv.pip_install("--no-deps", "-r", ROOT / "requirements" / "dev.txt")
         venv.pip_install("--no-deps", wheel)
-        passed, summary = pytest(venv.python, "tests/core")
+        passed, summary = pytest(venv.python, "tests/keys")
     if not passed:
         print(summary, file=sys.stderr)
         summary = f"FAILED: {summary.splitlines()[-1]}"

@@ -130,22 +130,32 @@ def test_only_the_python_layer_sees_python(native_sources: dict[str, str]) -> No
     ]
 
 
-def test_the_hash_knows_neither_python_nor_dlpack(native_sources: dict[str, str]) -> None:
-    layer = {name: text for name, text in native_sources.items() if name.startswith("xxh3")}
+@pytest.mark.parametrize(("folder", "may_include"), [("hash", "hash"), ("tensor", "tensor"), ("cuda", "cuda|hash")])
+def test_the_layers_look_one_way(native_sources: dict[str, str], folder: str, may_include: str) -> None:
+    layer = {name: text for name, text in native_sources.items() if name.startswith(f"{folder}/")}
     assert layer
     for name, text in layer.items():
-        included = re.findall(r'#\s*include\s*"(.+)"', text)
-        assert [header for header in included if not header.startswith("xxh3")] == [], name
-        assert not re.search(r"\bPyObject\b|dlpack::|DLTensor", text), name
-
-
-def test_the_tensor_view_does_not_look_up(native_sources: dict[str, str]) -> None:
-    for name in ("tensor_view.cpp", "tensor_view.h", "dlpack_abi.h"):
-        assert not re.search(r'#\s*include\s*"python/|PyObject', native_sources[name]), name
+        included = re.findall(r'#\s*include\s*"\.\./(\w+)/', text)
+        assert [other for other in included if not re.fullmatch(may_include, other)] == [], name
+        assert not re.search(r"\bPyObject\b", text), name
 
 
 def test_one_file_names_the_capsule(native_sources: dict[str, str]) -> None:
-    assert [name for name, text in native_sources.items() if '"dlpack_exchange_api"' in text] == ["dlpack_abi.h"]
+    named = [name for name, text in native_sources.items() if '"dlpack_exchange_api"' in text]
+    assert named == ["tensor/dlpack_abi.h"]
+
+
+def test_cpp_imports_no_module_of_this_package(native_sources: dict[str, str]) -> None:
+    imports = re.compile(r"PyImport_Import\w*\(")
+    assert [name for name, text in native_sources.items() if imports.search(text)] == []
+
+
+def test_the_three_settings_of_the_stable_abi_agree(root: Path) -> None:
+    setup = (root / "setup.py").read_text()
+    assert "LIMITED_API = 0x030A0000" in setup
+    assert "py_limited_api=True" in setup
+    assert '"py_limited_api": "cp310"' in setup
+    assert 'requires-python = ">=3.10"' in (root / "pyproject.toml").read_text()
 
 
 def test_no_file_includes_torch(native_sources: dict[str, str]) -> None:

@@ -1,6 +1,6 @@
 // The content hash: every instruction set gives the digest of the scalar code, and none reads outside its input.
+#include "hash/xxh3_dispatch.h"
 #include "support.h"
-#include "xxh3_dispatch.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace otk;

@@ -1,5 +1,5 @@
 // A DLPack producer that does what mock_producer.py tells it to.
-#include "dlpack_abi.h"
+#include "tensor/dlpack_abi.h"
 
 extern "C" {
 

@@ -1,5 +1,6 @@
 // What the native tests and the fuzz targets share: a check that ends the program, blocks of memory that end exactly
-// where their content ends, and what csrc/tensor_view.h promises, written down a second time as plainly as possible.
+// where their content ends, and what csrc/tensor/tensor_view.h promises, written down a second time as plainly as
+// possible.
 #pragma once
 
 #include <stdio.h>
@@ -10,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "tensor_view.h"
+#include "tensor/tensor_view.h"
 
 // Not assert(): it must hold whatever NDEBUG is.
 #define CHECK(condition) ((condition) ? void() : otk::test::fail(#condition, __FILE__, __LINE__))

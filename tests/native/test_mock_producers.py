@@ -2,50 +2,48 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
-from upstream.fresh_process import FreshProcesses, Result
 
 HERE = Path(__file__).resolve().parent
+Run = Callable[..., list[Any]]
 
 PRELUDE = """
-import sys
-sys.path.insert(0, {here!r})
+import json, sys
+sys.path[:0] = [{here!r}, {tests!r}]
+import torch
 from mock_producer import NAME, Producer
 producer = Producer({library!r})
+def tell(value):
+    print("\\n" + json.dumps(value), flush=True)
 """
 
 
-class Children:
-    """Runs code in fresh processes that have a `producer`."""
-
-    def __init__(self, processes: FreshProcesses, library: Path) -> None:
-        self._processes = processes
-        self._prelude = PRELUDE.format(here=str(HERE), library=str(library))
-
-    def check(self, code: str, **environment: str) -> Result:
-        return self._processes.check(self._prelude + code, **environment)
-
-
-@pytest.fixture(scope="module")
-def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
-    folder = tmp_path_factory.mktemp("producer")
-    library = folder / "mock_producer.so"
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    includes = HERE.parents[1] / "csrc"
+@pytest.fixture
+def run(run_python: Callable[..., Any], tmp_path: Path) -> Run:
+    """Runs code in a fresh process that has a `producer`, and returns the values that it tells."""
+    library = tmp_path / "mock_producer.so"
     # Without what the sanitizers preload: a compiler leaks by design.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    command = [*compiler, "-std=c++17", "-shared", "-fPIC", f"-I{includes}", "-o", str(library)]
-    subprocess.run([*command, str(HERE / "mock_producer.cpp")], check=True, env=environment)
-    processes = FreshProcesses(folder)
-    yield Children(processes, library)
-    processes.close()
+    command = [*shlex.split(os.environ.get("CXX", "c++")), "-std=c++17", "-shared", "-fPIC"]
+    command += [f"-I{HERE.parents[1] / 'csrc'}", "-o", str(library), str(HERE / "mock_producer.cpp")]
+    subprocess.run(command, check=True, env=environment)
+
+    def run(code: str) -> list[Any]:
+        prelude = PRELUDE.format(here=str(HERE), tests=str(HERE.parent), library=str(library))
+        result = run_python(prelude + code)
+        assert result.returncode == 0, result.stderr[-2000:]
+        return [json.loads(line) for line in result.stdout.splitlines() if line[:1] in ("[", '"', "{")]
+
+    return run
 
 
 VERSION = "knows DLPack's exchange table in major version 1 only"
@@ -63,43 +61,42 @@ UNUSABLE = {
     "version 1 without the function, in a loop": ("producer.table((1, False), loop=True)", VERSION),
 }
 
-ASK_TWICE = """
-import torch
+ASK = """
 from omni_tensor_key import tensor_key
-for _ in range(2):
+def ask():
     try:
-        print("keyed", tensor_key(torch.tensor([1])))
+        tell(repr(tensor_key(torch.tensor([1]))))
     except RuntimeError as error:
-        print(error)
+        tell(str(error))
+for table in [{tables}]:
+    producer.offer(table)
+    ask()
+del torch.Tensor.__dlpack_c_exchange_api__
+ask()
 producer.offer(producer.torch)
-print(tensor_key(torch.tensor([1])).hexdigest)
+ask()
 """
 
 
-@pytest.mark.parametrize("name", UNUSABLE)
-def test_an_unusable_table_is_an_error_that_says_why(children: Children, name: str) -> None:
-    table, text = UNUSABLE[name]
-    lines = children.check(f"producer.offer({table})\n" + ASK_TWICE).output.splitlines()
-    assert [text in line for line in lines] == [True, True, False]
-    assert [line.startswith("omni_tensor_key ") for line in lines] == [True, True, False]
-    assert lines[2] == xxhash.xxh3_128_hexdigest((1).to_bytes(8, "little"))
+def test_an_unusable_table_is_an_error_that_says_why(run: Run) -> None:
+    tables = ", ".join(table for table, _ in UNUSABLE.values())
+    *told, without, keyed = run(ASK.replace("{tables}", tables))
+    assert len(told) == len(UNUSABLE)
+    for error, (name, (_, text)) in zip(told, UNUSABLE.items(), strict=True):
+        assert error.startswith("omni_tensor_key "), name
+        assert text in error, name
+    assert "needs torch 2.10 or newer" in without
+    assert xxhash.xxh3_128_hexdigest((1).to_bytes(8, "little")) in keyed
 
 
-def test_a_torch_without_a_table(children: Children) -> None:
-    lines = children.check("import torch; del torch.Tensor.__dlpack_c_exchange_api__\n" + ASK_TWICE).output.splitlines()
-    assert ["needs torch 2.10 or newer" in line for line in lines] == [True, True, False]
-
-
-@pytest.mark.parametrize("tables", ["(2, True)", "(3, False), (2, True)", "(2, False), (1, False)", "(1, False)"])
-def test_the_chain_of_older_tables_is_followed(children: Children, tables: str) -> None:
+@pytest.mark.parametrize("tables", ["(2, True)", "(3, False), (2, True), (1, False)"])
+def test_the_chain_of_older_tables_is_followed(run: Run, tables: str) -> None:
     code = f"""
-import torch
 producer.offer(producer.table({tables}, then_torch=True))
 from omni_tensor_key import tensor_key
-print(tensor_key(torch.tensor([1, 2, 3])[::2]).hexdigest)
+tell(tensor_key(torch.tensor([1, 2, 3])[::2]).hexdigest)
 """
-    expected = xxhash.xxh3_128_hexdigest(b"".join(n.to_bytes(8, "little") for n in (1, 3)))
-    assert children.check(code).output.split() == [expected]
+    assert run(code) == [xxhash.xxh3_128_hexdigest(b"".join(n.to_bytes(8, "little") for n in (1, 3)))]
 
 
 FAR = 1 << 62
@@ -128,89 +125,37 @@ DESCRIPTIONS = {
 }
 
 DESCRIBE = """
-import inspect, torch
-from omni_tensor_key import _core, explain, tensor_key, UncacheableTensorError
+import inspect
+from keys.support import Active
+from omni_tensor_key import UncacheableTensorError, explain, tensor_key
 producer.offer(producer.table((1, True)))
-producer.describe({description})
-tensor, refused = torch.tensor([1]), object()
-try:
-    print("keyed", tensor_key(tensor))
-except UncacheableTensorError as error:
-    print(error.reason)
-assert explain(tensor)
-builder = _core.KeyBuilder(lambda value: refused, lambda *args: 1 / 0, refused, (), None, 1 << 20)
-assert builder.hashable(tensor) is refused
-assert builder.hashable([1, (tensor,)]) is refused
+tensor, active = torch.tensor([1]), Active()
 signature = inspect.signature(lambda ids, mask=None: None)
-assert builder.build_key(signature, "tag", (tensor,), {{}}) is None
-print(builder.bypassed())
-"""
-
-
-@pytest.mark.parametrize("name", DESCRIPTIONS)
-def test_a_wrong_description_is_refused(children: Children, name: str) -> None:
-    description, reason = DESCRIPTIONS[name]
-    lines = children.check(DESCRIBE.format(description=description)).output.splitlines()
-    assert lines == [reason, str({("tag", "ids", reason): 1})]
-
-
-def test_out_of_memory_stays_an_error(children: Children) -> None:
-    code = """
-import torch
-from omni_tensor_key import tensor_key
-producer.offer(producer.table((1, True)))
+for name, description in DESCRIPTIONS.items():
+    eval(f"producer.describe({description})")
+    try:
+        reason = repr(tensor_key(tensor))
+    except UncacheableTensorError as error:
+        reason = error.reason
+    assert explain(tensor)
+    assert active._hashable([1, (tensor,)]) is active._NOT_HASHABLE
+    assert active._build_key(signature, "tag", (tensor,), {}) is None
+    tell([name, reason, active.bypasses.pop()])
 producer.describe(status=-1, error=MemoryError)
 try:
-    tensor_key(torch.tensor([1]))
+    tensor_key(tensor)
 except MemoryError as error:
-    print(error)
-"""
-    assert children.check(code).output == "this producer fails\n"
-
-
-def test_what_the_producer_describes_is_keyed(children: Children) -> None:
-    """So the mock is what the extension reads: the tensor itself says something else."""
-    code = """
-import torch
-from omni_tensor_key import tensor_key
-producer.offer(producer.table((1, True)))
+    tell(str(error))
 producer.describe([1, 1, 1])
-print(repr(tensor_key(torch.zeros(2))))
+tell(repr(tensor_key(torch.zeros(2))))
 """
+
+
+def test_a_wrong_description_is_refused(run: Run) -> None:
+    """And what the producer describes is what is keyed: the tensor itself says something else."""
+    descriptions = {name: description for name, (description, _) in DESCRIPTIONS.items()}
+    *told, out_of_memory, keyed = run(f"DESCRIPTIONS = {descriptions!r}\n" + DESCRIBE)
+    assert told == [[name, reason, ["tag", "ids", reason]] for name, (_, reason) in DESCRIPTIONS.items()]
+    assert out_of_memory == "this producer fails"
     digest = xxhash.xxh3_128_hexdigest((7).to_bytes(8, "little"))
-    assert children.check(code).output == f"TensorKey({digest}, int64, (1, 1, 1), cpu)\n"
-
-
-ACTIVATE = """
-import logging, torch
-class Count(logging.Handler):
-    def emit(self, record):
-        print(record.levelname, record.getMessage())
-logging.getLogger("vllm_omni.omni_tensor_key").addHandler(Count())
-logging.getLogger("vllm_omni.omni_tensor_key").propagate = False
-from omni_tensor_key import is_active, plugin
-plugin.register()
-from vllm_omni.diffusion.cache import prompt_embed_cache as upstream
-before = upstream._hashable
-plugin.register()
-plugin.register()
-assert not is_active() and upstream._hashable is before
-class Pipeline:
-    def encode_prompt(self, ids):
-        return ids + 1
-pipeline = Pipeline()
-cache = upstream.install_prompt_embed_cache(pipeline)
-assert pipeline.encode_prompt(torch.tensor([1])).tolist() == [2]
-assert cache.stats()["bypassed"] == 1
-"""
-
-
-@pytest.mark.parametrize("name", ["another name", "no function", "version 2", "version 2, in a loop"])
-def test_activation_stands_down_with_one_warning(children: Children, name: str) -> None:
-    table, text = UNUSABLE[name]
-    result = children.check(f"producer.offer({table})\n" + ACTIVATE)
-    warnings = result.lines_with("WARNING")
-    assert len(warnings) == 1, result.output
-    assert "stands down" in warnings[0]
-    assert text in warnings[0]
-    assert result.lines_with("ERROR") == []
+    assert keyed == f"TensorKey({digest}, int64, (1, 1, 1), cpu)"

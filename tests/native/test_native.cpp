@@ -1,6 +1,6 @@
 // The program that runs the native unit tests: test_native path/to/xxh3_128.json
+#include "hash/xxh3_dispatch.h"
 #include "tests.h"
-#include "xxh3_dispatch.h"
 
 int main(int argc, char** argv) {
   CHECK(argc == 2);

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <string>
 
+#include "hash/xxh3_dispatch.h"
 #include "tests.h"
-#include "xxh3_dispatch.h"
 
 namespace otk::test {
 namespace {
