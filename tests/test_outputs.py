@@ -254,18 +254,6 @@ def test_tracing_and_dispatch_modes_bypass() -> None:
     assert cache.stats()["hits"] == 1
 
 
-def test_a_compiled_caller_gets_what_an_ordinary_one_gets() -> None:
-    pipeline, cache = installed(Matrix())
-    compiled = torch.compile(lambda ids: pipeline.encode_prompt(ids) * 2, backend="eager")
-    for ids in (IDS, IDS, IDS + 1, IDS):
-        assert torch.equal(compiled(ids), Matrix.encode_prompt(pipeline, ids) * 2)
-    counts = cache.stats()
-    assert counts["hits"] + counts["misses"] + counts["bypassed"] == 4
-    assert counts["size"] <= 2
-    pipeline.text_encoder.load_state_dict(nn.Linear(3, 2).state_dict())
-    assert torch.equal(compiled(IDS), Matrix.encode_prompt(pipeline, IDS) * 2)
-
-
 def test_a_call_in_a_call() -> None:
     """An encode_prompt() that calls itself through the cache: both results are stored, each under its own key."""
 
