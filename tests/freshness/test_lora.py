@@ -79,8 +79,13 @@ def test_it_is_evicted_by_another(call: Any, tmp_path: Path) -> None:
         text.manager.add_adapter(text.request("transformer", 2))
 
 
-def test_an_activation_that_fails_clears(call: Any, text: Adapters, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("active_before", [True, False])
+def test_an_activation_that_fails_clears(
+    call: Any, text: Adapters, active_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Weights were written, an encode may have seen them, and then the manager resets the layers."""
+    if not active_before:
+        text.manager.set_active_adapter(None)
     request = text.request("text_encoder", 2, value=2.0)
     text.manager.add_adapter(request)
     bind = getattr(text.manager, text.binding)

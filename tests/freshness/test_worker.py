@@ -86,6 +86,19 @@ def test_what_is_encoded_before_the_weights_are_back_does_not_stay(call: Any, wo
         pipeline.load_weights(new_weights(pipeline.text_encoder, "text_encoder."))
 
 
+@pytest.mark.parametrize("name", ["sleep", "wake_up"])
+def test_what_is_encoded_while_the_allocator_works_does_not_stay(
+    call: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapper = wrapped()
+    pipeline, cache = parts(wrapper)
+    original = getattr(Allocator, name)
+    monkeypatch.setattr(Allocator, name, lambda *args, **kw: (pipeline.encode_prompt(*call), original(*args, **kw))[1])
+    wrapper.execute_method(name, **({"level": 2} if name == "sleep" else {"tags": None}))
+    assert pipeline.runs == 1
+    assert not is_hit(pipeline, cache, *call)
+
+
 def test_wake_up_clears_even_where_it_fails(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     wrapper = wrapped()
     pipeline, cache = parts(wrapper)
