@@ -30,7 +30,7 @@ class PipelineGuard:
     def __init__(self, pipeline: Any, clear: weakref.WeakMethod[Callable[[], bool]]) -> None:
         """clear: a method of the cache that empties it, and returns whether there was something in it."""
         self.name = type(pipeline).__name__
-        self.lock = threading.RLock()  # a finalizer of a dropped entry may come back on the same thread
+        self.lock = threading.RLock()  # refresh() invalidates under it
         self.generation = next(_generations)
         self.changing = 0
         self.cleared: Counter[str] = Counter()

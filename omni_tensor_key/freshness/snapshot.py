@@ -53,6 +53,11 @@ def _reference(value: Any) -> Callable[[], Any]:
         return lambda: value
 
 
+def _is_gone(reference: Callable[[], Any]) -> bool:
+    """Whether the part no longer exists, which a part that is None now is not."""
+    return isinstance(reference, weakref.ref) and reference() is None
+
+
 class PartsSnapshot:
     """Which objects the text-encoding attributes of a pipeline were: those of these names, and all components."""
 
@@ -76,7 +81,8 @@ class PartsSnapshot:
         if list(attributes) != self._attributes or list(modules) != self._modules:
             return False
         for name, reference in self._references.items():
-            if (attributes[name] if name in attributes else modules.get(name)) is not reference():
+            part = attributes[name] if name in attributes else modules.get(name)
+            if part is not reference() or (part is None and _is_gone(reference)):
                 return False
         return True
 
@@ -84,7 +90,8 @@ class PartsSnapshot:
         """Return whether the parts of two snapshots are the same objects under the same names."""
         names = self._references.keys()
         return names == other._references.keys() and all(
-            self._references[name]() is other._references[name]() for name in names
+            self._references[name]() is other._references[name]() and not _is_gone(other._references[name])
+            for name in names
         )
 
 

@@ -79,6 +79,7 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
         """Guard this pipeline, whose own encode_prompt() goes through `calls`."""
         self.verified = self.differed = self._hits_counted = 0
         self.not_stored: Counter[str] = Counter()
+        self._settings = settings()
         self._thread = calls.thread  # not `calls`, which keeps the pipeline alive
         self.guard = calls.guard = PipelineGuard(pipeline, weakref.WeakMethod(self._drop_entries))
         _caches.add(self)
@@ -102,9 +103,10 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
         if guard.contents.has_tuner_layers and has_tensors(key):
             self.not_stored["peft"] += 1
             return self._bypass()
+        generation = guard.generation  # before the entry is taken, which a change may then drop
         value = super().get(key)
         if value is self.MISS or self._is_verified():
-            self._thread.miss = _Miss(key, guard.generation, value)
+            self._thread.miss = _Miss(key, generation, value)
             return self.MISS
         return value
 
@@ -118,7 +120,7 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
 
         Ranks that see the same calls decide alike; else one would enter a collective that the other does not.
         """
-        share = settings().verify
+        share = self._settings.verify
         if share == 0:
             return False
         with self._lock:
@@ -141,11 +143,12 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
             if reason is not None:
                 self.not_stored[reason] += 1
         else:
-            self._verify(miss, value)
+            # What is stored for a call with tensors is a copy of the output before upstream detaches it.
+            self._verify(miss, miss.output if has_tensors(key) else value)
 
     def _store_output(self, miss: _Miss, value: Any) -> str | None:
         """Store the output of a miss, or return why it is not stored."""
-        guard, limit = self.guard, settings().cache_bytes
+        guard, limit = self.guard, self._settings.cache_bytes
         assert guard is not None
         if has_tensors(miss.key):
             try:

@@ -69,15 +69,16 @@ class LoraPatches(Patches):
     def __init__(self, module: types.ModuleType) -> None:
         super().__init__()
         manager = getattr(module, "DiffusionLoRAManager", None)
-        methods = vars(manager) if inspect.isclass(manager) else {}
-        is_known = all(inspect.isfunction(methods.get(name)) for name in _KNOWN)
-        for name, method in list(methods.items()):
-            changes = name in _KNOWN if is_known else "adapter" in name or "lora" in name.lower()
-            if changes and not name.startswith("_") and inspect.isfunction(method):
-                self.replace(manager, name, (_known_change if is_known else _unknown_change)(method))
+        is_known = inspect.isclass(manager) and all(inspect.isfunction(vars(manager).get(name)) for name in _KNOWN)
+        classes = [cls for cls in vars(module).values() if inspect.isclass(cls) and cls.__module__ == module.__name__]
+        for cls in [manager] if is_known else classes:
+            for name, method in list(vars(cls).items()):
+                changes = name in _KNOWN if is_known else "adapter" in name or "lora" in name
+                if changes and not name.startswith("_") and inspect.isfunction(method):
+                    self.replace(cls, name, (_known_change if is_known else _unknown_change)(method))
         if not is_known:
             logger.warning(
-                "omni_tensor_key: %s has another LoRA manager than the one it knows: each call of its that names an "
-                "adapter empties the prompt-embedding caches.",
+                "omni_tensor_key: %s has another LoRA manager than the one it knows: each call of a method with adapter "
+                "or lora in its name empties the prompt-embedding caches.",
                 module.__name__,
             )

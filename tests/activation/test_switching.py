@@ -224,8 +224,6 @@ def test_an_unknown_lora_manager_and_worker_degrade(fresh: FreshProcesses) -> No
 import sys, torch
 for name in {list(DEGRADED)!r}:
     sys.modules.pop(name, None)
-import omni_tensor_key
-omni_tensor_key.activate()
 for name, source in {DEGRADED!r}.items():
     class Finder:
         @staticmethod
@@ -238,6 +236,9 @@ for name, source in {DEGRADED!r}.items():
                 def exec_module(self, module): exec(source, vars(module))
             return importlib.machinery.ModuleSpec(name, Loader())
     sys.meta_path.insert(0, Finder)
+import omni_tensor_key
+omni_tensor_key.activate()  # puts the finder that calls its hooks first
+for name in {list(DEGRADED)!r}:
     __import__(name)
 from vllm_omni.diffusion.cache import prompt_embed_cache as module
 assert omni_tensor_key.is_active()

@@ -42,6 +42,44 @@ def _other_encoder() -> Any:
     return Encoder()
 
 
+class Two(Adapter):
+    """With a second encoder, tokenizer and processor, each of which it can do without."""
+
+    def __init__(self, encoder: type[Any] = Encoder) -> None:
+        super().__init__(encoder)
+        self.text_encoder_2, self.tokenizer_2, self.processor = PlainEncoder(3), Tokenizer(1), Tokenizer(1)
+        self.clip = nn.Embedding(16, WIDTH).requires_grad_(False)
+
+    def encode_prompt(self, prompt_ids: Any, attention_mask: Any = None) -> Any:
+        embeds, mask = super().encode_prompt(prompt_ids, attention_mask)
+        ids = torch.as_tensor(prompt_ids)
+        for encoder in (self.text_encoder_2, self.clip):
+            embeds = embeds if encoder is None else embeds + encoder(ids)
+        shift = sum(part.shift for part in (self.tokenizer_2, self.processor) if part is not None)
+        return embeds + shift, mask
+
+
+SECOND = ("text_encoder_2", "tokenizer_2", "processor", "clip")  # the last one has a name that nobody knows
+SECOND_CHANGES: dict[str, Callable[[Any, str], Any]] = {
+    "replaced": lambda p, name: setattr(
+        p,
+        name,
+        {"clip": nn.Embedding(16, WIDTH).requires_grad_(False)}.get(name)
+        or (PlainEncoder(7) if "encoder" in name else Tokenizer(5)),
+    ),
+    "none": lambda p, name: setattr(p, name, None),
+    "none in the dictionary": lambda p, name: (p._modules if name in p._modules else vars(p)).update({name: None}),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+@pytest.mark.parametrize("change", SECOND_CHANGES)
+def test_each_of_several_parts_counts(call: Any, name: str, change: str) -> None:
+    pipeline, cache = installed(Two())
+    with recomputed(pipeline, cache, *call):
+        SECOND_CHANGES[change](pipeline, name)
+
+
 def _twice(p: Any) -> None:
     """The second weight may lie where the first one lay."""
     for seed in (1, 2):
@@ -104,6 +142,9 @@ KEPT: dict[str, Callable[[Any], Any]] = {
     "child of the encoder that comes and goes": lambda p: (
         p.text_encoder.add_module("tmp", nn.Identity()),
         delattr(p.text_encoder, "tmp"),
+    ),
+    "another generator at each request": lambda p: setattr(
+        p, "current_model", p.vae if getattr(p, "current_model", None) is p.transformer else p.transformer
     ),
     "the same encoder set again": lambda p: setattr(p, "text_encoder", p.text_encoder),
     "the same parameter set again": lambda p: setattr(p.text_encoder.embed, "weight", p.text_encoder.embed.weight),

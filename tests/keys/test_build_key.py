@@ -6,6 +6,7 @@ import collections
 import inspect
 import itertools
 import random
+import sys
 import types
 from inspect import Parameter, Signature
 from typing import Any
@@ -193,3 +194,57 @@ def test_precomputed_embeddings_bypass(active: Any, name: str, value: Any) -> No
             agree(active, signature, ("a",), kwargs)
             expected = kwargs.get(name, default) is not None
             assert (active._build_key(signature, "tag", ("a",), kwargs) is None) == expected
+
+
+def test_more_signatures_than_plans_are_kept(active: Any) -> None:
+    rng = random.Random(SEED)
+    made = [Signature([Parameter(f"p{i}", 1, default=i), Parameter("q", 1, default=(i,))]) for i in range(200)]
+    for _ in range(3):
+        rng.shuffle(made)
+        for signature in made:
+            agree(active, signature, (), {"q": [3]})
+
+
+def test_a_new_signature_at_the_address_of_a_freed_one(active: Any) -> None:
+    rng = random.Random(SEED)
+    seen: set[int] = set()
+    reused = 0
+    for i in range(1000):
+        names = rng.sample("abcdefghij", 3)
+        signature = Signature([Parameter(name, 1, default=i) for name in names])
+        reused += id(signature) in seen
+        seen.add(id(signature))
+        agree(active, signature, (1,), {names[2]: 2})
+        del signature
+    assert reused, "no address came back, so this shows nothing"
+
+
+def test_parameters_in_an_order_that_inspect_does_not_check(active: Any) -> None:
+    given: dict[str, Any] = {"own": 1}
+    for kinds in itertools.product(range(5), repeat=3):
+        named = [Parameter(f"p{i}{kind}", Parameter("p", kind).kind) for i, kind in enumerate(kinds)]
+        signature = Signature(named, __validate_parameters__=False)
+        for args, kwargs in (((), {}), ((given, 2), {}), ((given,), {"x": 5}), ((), {"p01": 1, "p13": 3, "x": 5})):
+            agree(active, signature, args, kwargs)
+        assert given == {"own": 1}
+
+
+def test_subclasses_of_inspects_types(active: Any) -> None:
+    class Mine(Parameter):
+        pass
+
+    class Twice(Signature):
+        def bind_partial(self, *args: Any, **kwargs: Any) -> Any:
+            return super().bind_partial(*args, *args, **kwargs)
+
+    agree(active, Signature([Mine("prompt", 1), Mine("n", 1, default=1)]), ("a",), {})
+    signature = Twice([Parameter("a", 1), Parameter("b", 1)])
+    assert active._build_key(signature, "tag", (1,), {}) == ("tag", (("a", 1), ("b", 1)))
+
+
+@pytest.mark.parametrize("default", [[], {}, {"a": [1]}, strategies.Text("a"), object(), ((1,),)], ids=repr)
+def test_nothing_is_kept_of_a_signature_whose_default_may_lead_to_a_pipeline(active: Any, default: Any) -> None:
+    signature = Signature([Parameter("prompt", 1), Parameter("option", 1, default=default)])
+    before = sys.getrefcount(signature), sys.getrefcount(default)
+    agree(active, signature, ("a",), {"option": [1]})
+    assert (sys.getrefcount(signature), sys.getrefcount(default)) == before

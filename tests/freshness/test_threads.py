@@ -1,0 +1,159 @@
+"""Changes and calls on several threads, and what is kept alive by none of them."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import tracemalloc
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from support import CALLS, WIDTH, Adapter, Encoder, installed, is_hit, load_into, new_weights, without_cache
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("active")
+
+
+class Paused(Adapter):
+    """Stops between the encoder's output and its return, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_encoded, self.goes_on, self.pauses = threading.Event(), threading.Event(), True
+
+    def encode_prompt(self, prompt_ids: Any, attention_mask: Any = None) -> Any:
+        found = super().encode_prompt(prompt_ids, attention_mask)
+        if self.pauses:
+            self.pauses = False
+            self.is_encoded.set()
+            assert self.goes_on.wait(60)
+        return found
+
+
+def _encoder() -> Encoder:
+    torch.manual_seed(5)
+    return Encoder()
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "load_weights": lambda p: p.load_weights(new_weights(p.text_encoder, "text_encoder.")),
+    "load_state_dict": lambda p: load_into(p.text_encoder),
+    "encoder replaced": lambda p: setattr(p, "text_encoder", _encoder()),
+    "parameter assigned": lambda p: setattr(p.text_encoder.embed, "weight", nn.Parameter(torch.ones(16, WIDTH))),
+    "module assigned": lambda p: p.text_encoder.layers.append(nn.Linear(WIDTH, WIDTH)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_on_another_thread_keeps_the_running_call_out(call: Any, change: Callable[[Any], Any]) -> None:
+    pipeline, cache = installed(Paused())
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(pipeline.encode_prompt, *call)
+        assert pipeline.is_encoded.wait(60)
+        change(pipeline)
+        pipeline.goes_on.set()
+        old = running.result(60)
+    expected = without_cache(pipeline, *call)
+    assert not torch.equal(old[0], expected[0])
+    assert torch.equal(pipeline.encode_prompt(*call)[0], expected[0])
+    assert is_hit(pipeline, cache, *call)
+
+
+def test_a_load_that_goes_on_longer_than_a_call_keeps_it_out() -> None:
+    pipeline, cache = installed()
+    call, inside, goes_on = CALLS["tensors"], threading.Event(), threading.Event()
+
+    def weights() -> Any:
+        items = new_weights(pipeline.text_encoder, "text_encoder.")
+        yield items[0]
+        inside.set()
+        assert goes_on.wait(60)
+        yield from items[1:]
+
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(pipeline.load_weights, weights())
+        assert inside.wait(60)
+        for _ in range(2):
+            pipeline.encode_prompt(*call)
+        assert cache.stats()["size"] == 0
+        goes_on.set()
+        loading.result(60)
+    assert torch.equal(pipeline.encode_prompt(*call)[0], without_cache(pipeline, *call)[0])
+
+
+def test_sixteen_threads_get_what_the_weights_of_the_moment_encode(rng: random.Random) -> None:
+    pipeline, cache = installed(max_size=8)
+    prompts = [torch.tensor([[number, number // 3, 7]]) for number in range(16)]
+    seeds, rounds, calls = [rng.randrange(1 << 30) for _ in range(16)], 6, 50
+    expected: list[torch.Tensor] = []
+
+    def change() -> None:
+        """Between two rounds, as calls of a worker by name are."""
+        load_into(pipeline.text_encoder, seed=rng.randrange(1 << 30))
+        expected[:] = [without_cache(pipeline, ids)[0] for ids in prompts]
+
+    barrier = threading.Barrier(16, change)
+
+    def encode(seed: int) -> int:
+        own, right = random.Random(seed), 0
+        for _ in range(rounds):
+            barrier.wait(60)
+            for _ in range(calls):
+                number = own.randrange(16)
+                right += torch.equal(pipeline.encode_prompt(prompts[number].clone())[0], expected[number])
+            barrier.wait(60)
+        return right
+
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(encode, seeds)) == [rounds * calls] * 16
+    counts = cache.stats()
+    assert counts["hits"] + counts["misses"] == 16 * rounds * calls
+    assert min(counts["hits"], counts["misses"]) > rounds
+
+
+def test_nothing_keeps_a_pipeline_or_its_parts_alive() -> None:
+    references = []
+    for call in CALLS.values():
+        pipeline, cache = installed()
+        pipeline.encode_prompt(*call)
+        load_into(pipeline.text_encoder)
+        replaced, pipeline.text_encoder = weakref.ref(pipeline.text_encoder), Encoder()
+        pipeline.encode_prompt(*call)
+        references += [weakref.ref(part) for part in (pipeline, pipeline.text_encoder, pipeline.tokenizer, cache)]
+        references.append(replaced)
+        kept = cache  # as a runner keeps the cache of a pipeline that is loaded anew
+        del pipeline, cache
+        gc.collect()
+        assert references[-5]() is None
+        del kept
+    gc.collect()
+    assert [reference() for reference in references] == [None] * len(references)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_distinct_calls_leave_memory_flat() -> None:
+    class Small:
+        def encode_prompt(self, prompt_ids: Any) -> Any:
+            return prompt_ids[:1]
+
+    pipeline, cache = installed(Small(), max_size=32)
+
+    def encode(numbers: range) -> int:
+        for number in numbers:
+            pipeline.encode_prompt(torch.tensor([number, 1, 2]))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = encode(range(1000))
+        assert encode(range(1000, 101_000)) - before < 100_000  # one byte per call
+    finally:
+        tracemalloc.stop()
+    assert (cache.stats()["misses"], cache.stats()["size"]) == (101_000, 32)
