@@ -1,12 +1,9 @@
-"""Changes and calls on several threads, and what is kept alive by none of them."""
+"""Changes of a pipeline on one thread while calls run on others."""
 
 from __future__ import annotations
 
-import gc
 import random
 import threading
-import tracemalloc
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -115,45 +112,3 @@ def test_sixteen_threads_get_what_the_weights_of_the_moment_encode(rng: random.R
     counts = cache.stats()
     assert counts["hits"] + counts["misses"] == 16 * rounds * calls
     assert min(counts["hits"], counts["misses"]) > rounds
-
-
-def test_nothing_keeps_a_pipeline_or_its_parts_alive() -> None:
-    references = []
-    for call in CALLS.values():
-        pipeline, cache = installed()
-        pipeline.encode_prompt(*call)
-        load_into(pipeline.text_encoder)
-        replaced, pipeline.text_encoder = weakref.ref(pipeline.text_encoder), Encoder()
-        pipeline.encode_prompt(*call)
-        references += [weakref.ref(part) for part in (pipeline, pipeline.text_encoder, pipeline.tokenizer, cache)]
-        references.append(replaced)
-        kept = cache  # as a runner keeps the cache of a pipeline that is loaded anew
-        del pipeline, cache
-        gc.collect()
-        assert references[-5]() is None
-        del kept
-    gc.collect()
-    assert [reference() for reference in references] == [None] * len(references)
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_distinct_calls_leave_memory_flat() -> None:
-    class Small:
-        def encode_prompt(self, prompt_ids: Any) -> Any:
-            return prompt_ids[:1]
-
-    pipeline, cache = installed(Small(), max_size=32)
-
-    def encode(numbers: range) -> int:
-        for number in numbers:
-            pipeline.encode_prompt(torch.tensor([number, 1, 2]))
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0]
-
-    tracemalloc.start()
-    try:
-        before = encode(range(1000))
-        assert encode(range(1000, 101_000)) - before < 100_000  # one byte per call
-    finally:
-        tracemalloc.stop()
-    assert (cache.stats()["misses"], cache.stats()["size"]) == (101_000, 32)
