@@ -74,7 +74,10 @@ def _modules_in(pipeline: Any) -> Iterator[Any]:
 
 
 def _load_weights(method: Callable[..., Any], owner: Any, args: Any, kwargs: Any) -> Any:
-    told = [guard for guard in guards() if any(owner is part for part in _modules_in(guard.pipeline))]
+    # Each pipeline is held while it is looked at: a collection may end another one at any time.
+    pipelines = [(guard, guard.pipeline) for guard in guards()]
+    told = [guard for guard, p in pipelines if p is not None and any(owner is part for part in _modules_in(p))]
+    del pipelines
     return _change("load_weights", told, method, args, kwargs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 from collections.abc import Callable
@@ -169,6 +170,15 @@ def test_an_event_that_changes_nothing_costs_no_hit(call: Any, event: str) -> No
             KEPT[event](pipeline)
 
 
+def test_an_encoder_that_hides_a_registered_one_is_replaced(call: Any) -> None:
+    pipeline = Adapter()
+    object.__setattr__(pipeline, "text_encoder", Encoder())
+    pipeline, cache = installed(pipeline)
+    for _ in range(2):
+        with recomputed(pipeline, cache, *call):
+            object.__setattr__(pipeline, "text_encoder", Encoder())
+
+
 def test_a_child_that_stays_costs_one_clear(call: Any) -> None:
     pipeline, cache = installed()
     pipeline.encode_prompt(*call)
@@ -248,6 +258,23 @@ def test_an_encoder_that_assigns_while_it_runs_is_cached(call: Any) -> None:
         pipeline.text_encoder.embed.weight = nn.Parameter(torch.ones(16, WIDTH))
 
 
+class Growing(Encoder):
+    """Makes a layer when it runs for the first time."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "last"):
+            self.last = nn.Linear(WIDTH, WIDTH)
+        return self.last(super().forward(ids))
+
+
+def test_what_an_encoder_has_made_while_it_ran_is_a_part_of_it(call: Any) -> None:
+    pipeline, cache = installed(Adapter(Growing))
+    with recomputed(pipeline, cache, *call):
+        load_into(pipeline.text_encoder.last)
+    with recomputed(pipeline, cache, *call):
+        pipeline.text_encoder.last.weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
+
+
 def fail(pipeline: Any) -> None:
     pipeline.text_encoder.fails = True
     with pytest.raises(RuntimeError, match="mine"):
@@ -268,6 +295,23 @@ def test_an_encoder_that_comes_with_the_first_call(call: Any) -> None:
     assert is_hit(pipeline, cache, *call)
     with recomputed(pipeline, cache, *call):
         load_into(pipeline.text_encoder)
+
+
+def test_other_pipelines_may_end_while_weights_load(call: Any) -> None:
+    class Collecting(LoadingEncoder):
+        def modules(self) -> Any:
+            gc.collect()
+            return super().modules()
+
+    pipeline, cache = installed(Adapter(Collecting))
+    with recomputed(pipeline, cache, *call):
+        gc.disable()
+        try:
+            for _ in range(20):  # each is a cycle, which only a collection ends
+                installed()[0].encode_prompt(*call)
+            pipeline.text_encoder.load_weights(new_weights(pipeline.text_encoder))
+        finally:
+            gc.enable()
 
 
 def test_two_pipelines_with_one_encoder(call: Any) -> None:

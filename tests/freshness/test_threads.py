@@ -17,19 +17,29 @@ pytestmark = pytest.mark.usefixtures("active")
 
 
 class Paused(Adapter):
-    """Stops between the encoder's output and its return, once."""
+    """Stops before and after its encoder runs, once each."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_encoded, self.goes_on, self.pauses = threading.Event(), threading.Event(), True
+        self.pauses = [(threading.Event(), threading.Event()) for _ in range(2)]
+        self.stops = True
 
     def encode_prompt(self, prompt_ids: Any, attention_mask: Any = None) -> Any:
+        pauses, self.stops = self.pauses if self.stops else [], False
+        for reached, goes_on in pauses[:1]:
+            reached.set()
+            assert goes_on.wait(60)
         found = super().encode_prompt(prompt_ids, attention_mask)
-        if self.pauses:
-            self.pauses = False
-            self.is_encoded.set()
-            assert self.goes_on.wait(60)
+        for reached, goes_on in pauses[1:]:
+            reached.set()
+            assert goes_on.wait(60)
         return found
+
+    def go_on(self, pause: int) -> None:
+        """Let it go on from this pause, when it has got there."""
+        reached, goes_on = self.pauses[pause]
+        assert reached.wait(60)
+        goes_on.set()
 
 
 def _encoder() -> Encoder:
@@ -52,9 +62,10 @@ def test_a_change_on_another_thread_keeps_the_running_call_out(call: Any, change
     pipeline, cache = installed(Paused())
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(pipeline.encode_prompt, *call)
-        assert pipeline.is_encoded.wait(60)
+        pipeline.go_on(0)
+        assert pipeline.pauses[1][0].wait(60)
         change(pipeline)
-        pipeline.goes_on.set()
+        pipeline.go_on(1)
         old = running.result(60)
     expected = without_cache(pipeline, *call)
     assert not torch.equal(old[0], expected[0])
@@ -82,6 +93,44 @@ def test_a_load_that_goes_on_longer_than_a_call_keeps_it_out() -> None:
         goes_on.set()
         loading.result(60)
     assert torch.equal(pipeline.encode_prompt(*call)[0], without_cache(pipeline, *call)[0])
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_call_that_begins_in_a_load_and_ends_after_it_is_kept_out(call: Any) -> None:
+    pipeline, cache = installed(Paused())
+    with ThreadPoolExecutor(1) as pool:
+
+        def weights() -> Any:
+            running.append(pool.submit(pipeline.encode_prompt, *call))
+            pipeline.go_on(0)
+            assert pipeline.pauses[1][0].wait(60)  # it has its output, of the weights of before
+            yield from new_weights(pipeline.text_encoder, "text_encoder.")
+
+        running: list[Any] = []
+        pipeline.load_weights(weights())
+        pipeline.go_on(1)
+        running[0].result(60)
+    assert cache.stats()["size"] == 0
+    assert torch.equal(pipeline.encode_prompt(*call)[0], without_cache(pipeline, *call)[0])
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_parameter_that_is_another_only_while_a_call_runs(call: Any) -> None:
+    pipeline, _ = installed(Paused())
+    embed = pipeline.text_encoder.embed
+    own = embed.weight
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(pipeline.encode_prompt, *call)
+        assert pipeline.pauses[0][0].wait(60)
+        embed.weight = nn.Parameter(torch.ones(16, WIDTH))
+        pipeline.go_on(0)
+        assert pipeline.pauses[1][0].wait(60)
+        embed.weight = own
+        pipeline.go_on(1)
+        other = running.result(60)
+    expected = without_cache(pipeline, *call)
+    assert not torch.equal(other[0], expected[0])
+    assert torch.equal(pipeline.encode_prompt(*call)[0], expected[0])
 
 
 def test_sixteen_threads_get_what_the_weights_of_the_moment_encode(rng: random.Random) -> None:
