@@ -29,7 +29,7 @@ demo: venv ## Run rollouts in the real engine of vLLM-Omni, with the extension o
 	$(BIN)/python examples/engine/rollout.py $(ARGS)
 
 test: venv ## Run the tests against the real vllm-omni
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.environment ## Check style, types and the layout of the C++ code
 	$(BIN)/ruff check .

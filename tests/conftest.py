@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED = int(os.environ.get("OMNI_TENSOR_KEY_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
+os.environ["OMNI_TENSOR_KEY_TEST_SEED"] = str(SEED)  # of the workers of pytest-xdist too
 
 # `python -m pytest` puts the working directory first, but the package's folder there has no compiled core: the tests
 # are of the package that is installed.

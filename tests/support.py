@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 from vllm_omni.diffusion.cache import prompt_embed_cache as upstream
-from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImagePipeline
+
+try:
+    from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImagePipeline
+except Exception:  # without a GPU, the pipelines of 0.22 cannot be imported; there tests/freshness is left out
+    QwenImagePipeline: Any = nn.Module  # type: ignore[no-redef]
 
 IDS, MASK = [5, 3, 9, 2], [1, 1, 1, 0]
 CALLS = {

@@ -14,7 +14,7 @@ import torch
 
 from ..settings import logger
 from . import module_events
-from .snapshot import ContentsSnapshot, PartsSnapshot, generator_names, modules_of
+from .snapshot import Contents, PartsSnapshot, child_of, generator_names, part_names
 
 _generations = itertools.count(1)
 
@@ -34,16 +34,18 @@ class PipelineGuard:
         self.generation = next(_generations)
         self.changing = 0
         self.cleared: Counter[str] = Counter()
-        self._clear = clear
+        self.clear = clear
         self._pipeline = weakref.ref(pipeline)
         self._thread = threading.local()
         self._generators = generator_names(pipeline)
         # Only these and encoders, tokenizers and processors: other attributes may be set per request.
-        self._names = frozenset(modules_of(pipeline)) - self._generators
-        self._contents_changed = False
+        self._names = part_names(pipeline)
+        self._replaced = False  # a child of a text-encoding module, by another
+        self._added: list[tuple[weakref.ref[torch.nn.Module], str]] = []  # children that were not there
         self._warned = False
-        self._take_snapshots(pipeline, PartsSnapshot(pipeline, self._names))
+        self._take_snapshots(pipeline, PartsSnapshot(pipeline, self._names, self._generators))
         module_events.add_guard(self)
+        self._warn_of_tuner_layers()
 
     @property
     def pipeline(self) -> Any:
@@ -60,8 +62,33 @@ class PipelineGuard:
 
     def _take_snapshots(self, pipeline: Any, parts: PartsSnapshot) -> None:
         self._parts = parts
-        self.contents = ContentsSnapshot(parts.parts())
+        self.contents = Contents(parts.parts())
         module_events.observe_load_weights(pipeline)
+
+    def _has_other_contents(self) -> bool:
+        # A child that has come and gone again is no change.
+        added = ((reference(), name) for reference, name in self._added)
+        return self._replaced or any(
+            module is not None and child_of(module, name) is not None for module, name in added
+        )
+
+    def refresh(self) -> None:
+        """Empty the cache if a part of the pipeline is not the object that it was; asked at every lookup."""
+        pipeline = self._pipeline()
+        if pipeline is None or not (self._replaced or self._added or not self._parts.holds(pipeline)):
+            return
+        with self.lock:
+            parts = PartsSnapshot(pipeline, self._names, self._generators)
+            changed = self._has_other_contents() or not parts.same_parts(self._parts)
+            if changed:
+                self._take_snapshots(pipeline, parts)
+                self.invalidate("replaced")
+            self._parts = parts  # also where an attribute came or went that encodes no text
+            self._replaced, self._added = False, []
+        if changed:
+            self._warn_of_tuner_layers()
+
+    def _warn_of_tuner_layers(self) -> None:  # without the lock: a log handler may wait for another thread
         if self.contents.has_tuner_layers and not self._warned:
             self._warned = True
             logger.warning(
@@ -70,26 +97,11 @@ class PipelineGuard:
                 self.name,
             )
 
-    def refresh(self) -> None:
-        """Empty the cache if a part of the pipeline is not the object that it was; asked at every lookup."""
-        pipeline = self._pipeline()
-        if pipeline is None or (not self._contents_changed and self._parts.holds(pipeline)):
-            return
-        with self.lock:
-            parts, before = PartsSnapshot(pipeline, self._names), self.contents
-            contents_changed, self._contents_changed = self._contents_changed, False
-            if parts.same_parts(self._parts):
-                self._parts = parts  # an attribute came or went that encodes no text
-                if not contents_changed or ContentsSnapshot(parts.parts()).same_contents(before):
-                    return
-            self._take_snapshots(pipeline, parts)
-            self.invalidate("replaced")
-
     def invalidate(self, cause: str) -> None:
         """Empty the cache. Results of calls that are running now will not be stored either."""
         with self.lock:
             self.generation = next(_generations)
-            clear = self._clear()
+            clear = self.clear()
             if clear is not None and clear():
                 self.cleared[cause] += 1
 
@@ -117,21 +129,22 @@ class PipelineGuard:
             thread.depth -= 1
             if thread.depth == 0 and getattr(thread, "assigned", False):
                 thread.assigned = False
-                self._accept_contents()
+                with self.lock:
+                    self.contents = Contents(self._parts.parts())
 
-    def _accept_contents(self) -> None:
-        pipeline = self._pipeline()
-        with self.lock:
-            if pipeline is not None and not self._contents_changed and self._parts.holds(pipeline):
-                self.contents = ContentsSnapshot(self._parts.parts())
-
-    def module_assigned(self, module: torch.nn.Module) -> None:
+    def module_assigned(self, module: torch.nn.Module, name: str, value: object) -> None:
         """Note that a module, parameter or buffer of a text-encoding module is about to be assigned."""
         if not self.encodes_with(module):
+            return
+        child = child_of(module, name)
+        if child is value:
             return
         if getattr(self._thread, "depth", 0) > 0:
             self._thread.assigned = True
             return
         with self.lock:
             self.generation = next(_generations)
-            self._contents_changed = True
+            if child is None:
+                self._added.append((weakref.ref(module), name))
+            else:
+                self._replaced = True

@@ -7,6 +7,7 @@ is put on an instance of a module, so a pickle of it does not name this package.
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -21,18 +22,22 @@ from .snapshot import modules_of
 if TYPE_CHECKING:
     from .guard import PipelineGuard
 
-_guards: weakref.WeakSet[PipelineGuard] = weakref.WeakSet()
+_guards: tuple[weakref.ref[PipelineGuard], ...] = ()  # replaced as a whole: other threads iterate it
+_lock = threading.Lock()
 
 
 def add_guard(guard: PipelineGuard) -> None:
     """Tell this guard of events from here on."""
+    global _guards
     _observe_torch()
-    _guards.add(guard)
+    with _lock:
+        _guards = (*(reference for reference in _guards if reference() is not None), weakref.ref(guard))
 
 
 def guards() -> list[PipelineGuard]:
     """Return the guards of the pipelines that still exist."""
-    return [guard for guard in tuple(_guards) if guard.pipeline is not None]
+    found = (reference() for reference in _guards)
+    return [guard for guard in found if guard is not None and guard.pipeline is not None]
 
 
 def _change(cause: str, told: Iterable[PipelineGuard], method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -45,8 +50,9 @@ def _change(cause: str, told: Iterable[PipelineGuard], method: Callable[..., Any
 @functools.cache
 def _observe_torch() -> None:
     def assigned(module: torch.nn.Module, name: str, value: object) -> None:
-        for guard in tuple(_guards):
-            guard.module_assigned(module)
+        for reference in _guards:
+            if (guard := reference()) is not None:
+                guard.module_assigned(module, name, value)
 
     torch_module.register_module_module_registration_hook(assigned)
     torch_module.register_module_parameter_registration_hook(assigned)
@@ -79,5 +85,5 @@ def observe_load_weights(pipeline: Any) -> None:
     """Have guards told of calls of `load_weights()` of a pipeline and of the modules in it, through their classes."""
     for kind in set(map(type, _modules_in(pipeline))):
         cls = next((cls for cls in kind.__mro__ if "load_weights" in vars(cls)), None)
-        if cls is not None and not isinstance(vars(cls)["load_weights"], wrapt.FunctionWrapper):
+        if cls is not None and getattr(vars(cls)["load_weights"], "_self_wrapper", None) is not _load_weights:
             wrapt.wrap_function_wrapper(cls, "load_weights", _load_weights)

@@ -93,7 +93,7 @@ def difference(stored: Any, fresh: Any) -> str | None:
         if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
             found = _tensor_difference(old, new)
         else:
-            same = type(old) is type(new) and (old is new or not _is_immutable(old) or old == new)
+            same = type(old) is type(new) and (old is new or not _is_immutable(old) or old == new or old != old)
             found = None if same else f"{old!r} was stored, {new!r} is encoded"
         if found is not None:
             return f"output{pytree.keystr(path)}: {found}"

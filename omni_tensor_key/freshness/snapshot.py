@@ -34,15 +34,27 @@ def modules_of(pipeline: Any) -> dict[str, torch.nn.Module]:
 
 
 def generator_names(pipeline: Any) -> frozenset[str]:
-    """Return the names of the pipeline's modules that encode no text; none where nothing else would encode it."""
+    """Return the names of the pipeline's modules that encode no text.
+
+    From names alone: ranks of which one alone holds the encoder must decide alike.
+    """
     declared = set(_GENERATORS).union(
         *(getattr(pipeline, name, None) or () for name in ("_dit_modules", "_vae_modules"))
     )
     modules = modules_of(pipeline)
     # By identity too: `current_model = transformer` is the transformer under another name.
     generators = {id(module) for name, module in modules.items() if name in declared}
-    names = frozenset(name for name, module in modules.items() if id(module) in generators)
-    return names if len(names) < len(modules) else frozenset()
+    return frozenset(name for name, module in modules.items() if id(module) in generators)
+
+
+def part_names(pipeline: Any) -> frozenset[str]:
+    """Return the names of attributes that are, or may become, modules that encode text."""
+    generators = generator_names(pipeline)
+    return frozenset(
+        name
+        for name, value in _attributes(pipeline).items()
+        if (value is None or isinstance(value, torch.nn.Module)) and name not in generators
+    )
 
 
 def _reference(value: Any) -> Callable[[], Any]:
@@ -59,16 +71,19 @@ def _is_gone(reference: Callable[[], Any]) -> bool:
 
 
 class PartsSnapshot:
-    """Which objects the text-encoding attributes of a pipeline were: those of these names, and all components."""
+    """Which objects the text-encoding attributes of a pipeline were: modules of these names, and all components."""
 
-    def __init__(self, pipeline: Any, names: frozenset[str]) -> None:
-        attributes = vars(pipeline)
+    def __init__(self, pipeline: Any, names: frozenset[str], generators: frozenset[str]) -> None:
+        attributes, found = vars(pipeline), _attributes(pipeline)
         self._attributes, self._modules = list(attributes), list(attributes.get("_modules", ()))
-        self._references = {
-            name: _reference(None if isinstance(value, _DATA) else value)
-            for name, value in _attributes(pipeline).items()
-            if name in names or _COMPONENT.search(name)
-        }
+        self._references: dict[str, Callable[[], Any]] = {}
+        generating = [found.get(name) for name in generators]
+        for name, value in found.items():
+            if _COMPONENT.search(name) and not isinstance(value, _DATA):
+                self._references[name] = _reference(value)
+            elif name in names:
+                is_part = isinstance(value, torch.nn.Module) and all(value is not module for module in generating)
+                self._references[name] = _reference(value if is_part else None)
 
     def parts(self) -> list[Any]:
         """Return the parts that still exist; None for those that are absent or gone."""
@@ -95,26 +110,19 @@ class PartsSnapshot:
         )
 
 
-class ContentsSnapshot:
-    """Which modules, parameters and buffers the text-encoding modules among these parts consisted of."""
+class Contents:
+    """The modules that the text-encoding modules among these parts consist of."""
 
     def __init__(self, parts: Iterable[Any]) -> None:
         self.modules = weakref.WeakSet(
             module for part in parts if isinstance(part, torch.nn.Module) for module in part.modules()
         )
-        self._references = {
-            id(item): weakref.ref(item)
-            for module in self.modules
-            for item in (module, *module._parameters.values(), *module._buffers.values())
-            if item is not None
-        }
         # Their state changes without a call that can be seen.
         peft = sys.modules.get("peft.tuners.tuners_utils")
         self.has_tuner_layers = peft is not None and any(isinstance(m, peft.BaseTunerLayer) for m in self.modules)
 
-    def same_contents(self, other: ContentsSnapshot) -> bool:
-        """Return whether both consist of the same objects, all of which still exist."""
-        return self._references.keys() == other._references.keys() and all(
-            (item := reference()) is not None and item is other._references[key]()
-            for key, reference in self._references.items()
-        )
+
+def child_of(module: torch.nn.Module, name: str) -> Any:
+    """Return the module, parameter or buffer that is registered under this name, or None."""
+    registered = (module._modules.get(name), module._parameters.get(name), module._buffers.get(name))
+    return next((child for child in registered if child is not None), None)

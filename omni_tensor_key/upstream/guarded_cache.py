@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..freshness.guard import PipelineGuard
+from ..freshness.module_events import guards
 from ..freshness.outputs import NotStorableError, difference, private_copy, tensor_bytes
 from ..freshness.torch_state import TorchState
 from ..settings import logger, settings
 
 _UpstreamCache: Any = object  # upstream's class, which is known at activation only, comes after it among the bases
-_caches: weakref.WeakSet[GuardedPromptEmbedCache] = weakref.WeakSet()
 
 
 def guarded_caches() -> list[tuple[GuardedPromptEmbedCache, PipelineGuard]]:
     """Return the caches in front of pipelines that still exist, and their guards."""
-    found = [(cache, cache.guard) for cache in tuple(_caches)]
-    return [(cache, guard) for cache, guard in found if guard is not None and guard.pipeline is not None]
+    found = [(guard.clear(), guard) for guard in guards()]
+    return [(clear.__self__, guard) for clear, guard in found if clear is not None]  # type: ignore[attr-defined]
 
 
 def has_tensors(key: Any) -> bool:
@@ -82,7 +82,6 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
         self._settings = settings()
         self._thread = calls.thread  # not `calls`, which keeps the pipeline alive
         self.guard = calls.guard = PipelineGuard(pipeline, weakref.WeakMethod(self._drop_entries))
-        _caches.add(self)
 
     def _drop_entries(self) -> bool:
         had_entries = len(self._store) > 0
@@ -163,7 +162,8 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
             super().put(miss.key, value)
             while limit is not None and self.nbytes() > limit:
                 with self._lock:
-                    self._store.popitem(last=False)
+                    if self._store:  # somebody else may have cleared it
+                        self._store.popitem(last=False)
         return None
 
     def _verify(self, miss: _Miss, value: Any) -> None:

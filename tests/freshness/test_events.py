@@ -355,3 +355,46 @@ def test_a_guarded_encoder_is_pickled_and_copied_as_without_a_guard(call: Any) -
     copied = copy.deepcopy(pipeline.text_encoder)
     with kept(pipeline, cache, *call):
         copied.load_weights(new_weights(copied))
+
+
+def test_a_module_under_a_name_of_its_own_that_comes_later(call: Any) -> None:
+    class Named(Adapter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.llm = self.current = None
+
+        def encode_prompt(self, prompt_ids: Any, attention_mask: Any = None) -> Any:
+            self.llm = self.llm or _other_encoder()
+            self.text_encoder = self.llm
+            return super().encode_prompt(prompt_ids, attention_mask)
+
+    pipeline, cache = installed(Named())
+    pipeline.encode_prompt(*call)
+    pipeline.encode_prompt(*call)
+    with recomputed(pipeline, cache, *call):
+        load_into(pipeline.llm)
+    with recomputed(pipeline, cache, *call):
+        pipeline.llm = Encoder()
+    for model in (pipeline.transformer, pipeline.vae):  # as at each request
+        with kept(pipeline, cache, *call):
+            pipeline.current = model
+
+
+def test_ranks_without_the_encoder_decide_as_the_one_that_has_it(call: Any) -> None:
+    ranks = [installed(Adapter(encoder)) for encoder in (Encoder, PlainEncoder)]
+    for pipeline, cache in ranks:
+        pipeline.encode_prompt(*call)
+        pipeline.transformer.weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
+        assert is_hit(pipeline, cache, *call)
+
+
+def test_tensors_of_a_guarded_encoder_can_be_swapped(call: Any) -> None:
+    """FSDP2 and wrapper subclasses move so, and torch refuses it where a weak reference to a tensor exists."""
+    pipeline, cache = installed()
+    pipeline.encode_prompt(*call)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        pipeline.text_encoder.to(torch.float64).to(torch.float32)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert is_hit(pipeline, cache, *call)

@@ -42,7 +42,7 @@ SUBCLASSES = [Items([1, [2]]), Pair((1, [2])), Point(1, [2]), torch.Size([1, 2])
 NUMBERS = [1, 1.0, True, np.int64(1), np.array(1), np.array([1]), [1], [1.0], [True], (1,), {1: 1}, {1.0: 1}]
 
 
-@pytest.mark.parametrize("value", SEQUENCES + SUBCLASSES + NUMBERS, ids=repr)
+@pytest.mark.parametrize("value", SEQUENCES + SUBCLASSES + NUMBERS)
 def test_values_of_note(active: Any, value: Any) -> None:
     agree(active, value)
     agree(active, [value, (value, {"name": value})])

@@ -188,7 +188,6 @@ def test_explain_has_nothing_to_say_of_what_is_keyed() -> None:
         (object(), "cannot key this value: a builtins.object is not a torch.Tensor"),
         ([np.arange(2)], "[0]: cannot key this value: a numpy.ndarray is not a torch.Tensor"),
     ],
-    ids=str,
 )
 def test_explain_names_the_first_element_without_a_key(value: Any, start: str) -> None:
     assert (explain(value) or "").startswith(start)
