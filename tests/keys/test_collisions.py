@@ -113,7 +113,7 @@ def test_the_same_content_made_anew_hits(pair: Pair) -> None:
 
 
 def test_comparisons_in_any_order(pair: Pair, rng: random.Random) -> None:
-    """Keys remember which others they are equal to."""
+    """Whatever was compared before, a comparison gives the same answer."""
     tensors = [rng.choice(pair) for _ in range(30)]
     keys = tensor_keys([tensor.clone() for tensor in tensors])
     for _ in range(500):
