@@ -57,11 +57,17 @@ def part_names(pipeline: Any) -> frozenset[str]:
     )
 
 
+def _nothing() -> None:
+    """The reference to None."""
+
+
 def _reference(value: Any) -> Callable[[], Any]:
+    if value is None:
+        return _nothing
     # Weak, for a cache must not keep weights alive; not an address, which may be used again.
     try:
         return weakref.ref(value)
-    except TypeError:  # None, and objects that cannot be referenced weakly
+    except TypeError:  # some objects cannot be referenced weakly
         return lambda: value
 
 
@@ -97,7 +103,11 @@ class PartsSnapshot:
             return False
         for name, reference in self._references.items():
             part = attributes[name] if name in attributes else modules.get(name)
-            if part is not reference() or (part is None and _is_gone(reference)):
+            if part is reference() and not (part is None and _is_gone(reference)):
+                continue
+            # A setting of a request, under a name that had None and may get a module.
+            is_setting = reference is _nothing and not isinstance(part, torch.nn.Module)
+            if not is_setting or _COMPONENT.search(name):
                 return False
         return True
 

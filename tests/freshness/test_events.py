@@ -398,3 +398,15 @@ def test_tensors_of_a_guarded_encoder_can_be_swapped(call: Any) -> None:
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
     assert is_hit(pipeline, cache, *call)
+
+
+def test_a_setting_of_a_request_does_not_cost_a_snapshot(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline has many of them, and all are None at first."""
+    pipeline = Adapter()
+    pipeline._guidance_scale = None
+    pipeline, cache = installed(pipeline)
+    pipeline.encode_prompt(*call)
+    monkeypatch.setattr("omni_tensor_key.freshness.guard.PartsSnapshot", None)  # nobody makes one
+    for scale in (3.5, 4.0, None):
+        pipeline._guidance_scale = scale
+        assert is_hit(pipeline, cache, *call)
