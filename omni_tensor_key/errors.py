@@ -4,37 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+_SENTENCES = {
+    "type": "a {kind} is not a torch.Tensor",
+    "subclass": "a {kind} is a subclass of torch.Tensor; only torch.Tensor and torch.nn.Parameter themselves are keyed",
+    "graph_capture": "its CUDA stream is being captured into a graph, and reading the content would synchronize it",
+    "dtype": "a {tensor} holds neither bools nor integers of 8, 16, 32 or 64 bits",
+    "size": "a {tensor} has more than {max_bytes} bytes; OMNI_TENSOR_KEY_MAX_BYTES sets the limit per tensor",
+    "unexportable": "a {tensor} with layout {layout} has no plain strided content that DLPack could describe",
+    "storage": "a {tensor} has no storage: it is fake, or wrapped by a transform",
+    "changed": "a {tensor} changed while its key was being made",
+    "malformed": "a {tensor} describes itself wrongly",
+}
 
-def _describe(obj: Any) -> str:
+
+def _describe(tensor: Any) -> str:
     try:
-        shape = f"of shape {tuple(obj.shape)}"
+        shape = f"of shape {tuple(tensor.shape)}"
     except RuntimeError:  # a nested tensor
         shape = "of no one shape"
-    return f"{str(obj.dtype).removeprefix('torch.')} tensor {shape} on {obj.device}"
-
-
-def _sentence(obj: Any, reason: str, max_bytes: int) -> str:
-    kind = f"{type(obj).__module__}.{type(obj).__qualname__}"
-    if reason == "type":
-        return f"a {kind} is not a torch.Tensor"
-    if reason == "subclass":
-        return f"a {kind} is a subclass of torch.Tensor; only torch.Tensor and torch.nn.Parameter themselves are keyed"
-    if reason == "graph_capture":
-        return "its CUDA stream is being captured into a graph, and reading the content would synchronize it"
-    if reason == "dtype":
-        return f"a {_describe(obj)} holds neither bools nor integers of 8, 16, 32 or 64 bits"
-    if reason == "size":
-        return (
-            f"a {_describe(obj)} has more than {max_bytes} bytes; OMNI_TENSOR_KEY_MAX_BYTES sets the limit per tensor"
-        )
-    if reason == "unexportable":
-        layout = str(obj.layout).removeprefix("torch.")
-        return f"a {_describe(obj)} with layout {layout} has no plain strided content that DLPack could describe"
-    if reason == "storage":
-        return f"a {_describe(obj)} has no storage: it is fake, or wrapped by a transform"
-    if reason == "changed":
-        return f"a {_describe(obj)} changed while its key was being made"
-    return f"a {_describe(obj)} describes itself wrongly"
+    return f"{str(tensor.dtype).removeprefix('torch.')} tensor {shape} on {tensor.device}"
 
 
 class ContractMismatch(Exception):
@@ -58,4 +46,7 @@ class UncacheableTensorError(TypeError):
 
 def uncacheable(obj: Any, reason: str, max_bytes: int) -> UncacheableTensorError:
     """Return the error that says why `obj` has no key."""
-    return UncacheableTensorError(f"cannot key this value: {_sentence(obj, reason, max_bytes)}.", reason)
+    details = {"kind": f"{type(obj).__module__}.{type(obj).__qualname__}", "max_bytes": max_bytes}
+    if reason not in ("type", "subclass", "graph_capture"):
+        details |= {"tensor": _describe(obj), "layout": str(obj.layout).removeprefix("torch.")}
+    return UncacheableTensorError(f"cannot key this value: {_SENTENCES[reason].format(**details)}.", reason)

@@ -20,14 +20,12 @@ if TYPE_CHECKING:
     from .upstream.patches import Patches
 
 _CACHE = "vllm_omni.diffusion.cache.prompt_embed_cache"
-_LORA = "vllm_omni.diffusion.lora.manager"
-_WORKER = "vllm_omni.diffusion.worker.diffusion_worker"
+_MODULES = (_CACHE, "vllm_omni.diffusion.lora.manager", "vllm_omni.diffusion.worker.diffusion_worker")
 
 _lock = threading.RLock()
-_patches: dict[str, tuple[types.ModuleType, Patches]] = {}  # by name: the module they were made for, and what was done
+_patches: dict[str, Patches] = {}  # by the name of the module
 _imported: set[str] = set()  # of these three, those whose import has ended
 _wanted = False
-_hooked = False
 
 
 @functools.cache  # once for each difference
@@ -45,41 +43,39 @@ def _stand_down(difference: str) -> None:
 
 def _in_place(name: str) -> Any:
     """Return the patches of the module that is imported under this name now, or None."""
-    module, patches = _patches.get(name, (None, None))
-    is_there = patches is not None and module is sys.modules.get(name) and patches.changed_since() is None
-    return patches if is_there else None
+    patches = _patches.get(name)
+    return patches if patches and patches.is_of_imported_module() and patches.changed_since() is None else None
 
 
-def _patch(name: str) -> None:
+def _make_patches(module: types.ModuleType) -> Patches:
     # Imported here: a process without diffusion needs none of it.
     from .upstream.lora_manager import LoraPatches
     from .upstream.prompt_cache import CachePatches
     from .upstream.worker import WorkerPatches
 
-    module = sys.modules.get(name)
-    if module is None or name not in _imported or _in_place(name) is not None:
-        return
-    if name in _patches:  # the module was reloaded or imported anew since
-        _patches.pop(name)[1].restore()
-    if name == _CACHE:
-        _patches[name] = (module, CachePatches(module))
-        logger.info(
-            "omni_tensor_key %s is active: encode_prompt() calls with token-ID and mask tensors of up to %d bytes are "
-            "cacheable.",
-            version("omni-tensor-key"),
-            settings().max_bytes,
-        )
-    else:
-        _patches[name] = (module, LoraPatches(module) if name == _LORA else WorkerPatches(module, stats))
+    if module.__name__ != _CACHE:
+        return LoraPatches(module) if "lora" in module.__name__ else WorkerPatches(module, stats)
+    patches = CachePatches(module)
+    logger.info(
+        "omni_tensor_key %s is active: encode_prompt() calls with token-ID and mask tensors of up to %d bytes are "
+        "cacheable.",
+        version("omni-tensor-key"),
+        settings().max_bytes,
+    )
+    return patches
 
 
 def _patch_all() -> None:
-    """Do this package's part in the modules that are imported: in the cache module first, or in none."""
+    """Patch the modules that are imported: the cache module first, or none."""
     with _lock:
         try:
-            if _wanted:
-                for name in (_CACHE, _LORA, _WORKER):
-                    _patch(name)
+            for name in _MODULES if _wanted else ():
+                module = sys.modules.get(name)
+                if module is None or name not in _imported or _in_place(name) is not None:
+                    continue
+                if name in _patches:  # the module was reloaded or imported anew since
+                    _patches.pop(name).restore()
+                _patches[name] = _make_patches(module)
         except BaseException as error:
             _restore()
             if not isinstance(error, ContractMismatch):
@@ -91,7 +87,7 @@ def _restore() -> None:
     global _wanted
     _wanted = False
     while _patches:
-        _patches.popitem()[1][1].restore()
+        _patches.popitem()[1].restore()
 
 
 def _on_import(module: types.ModuleType) -> None:
@@ -103,8 +99,9 @@ def _on_import(module: types.ModuleType) -> None:
         logger.exception("omni_tensor_key could not be activated; nothing is replaced.")
 
 
-def _check_presence() -> None:
-    """Warn where the cache module can never be imported, so that the hook would wait for ever in silence."""
+@functools.cache
+def _hook_imports() -> None:
+    """Patch each module when its import ends; warn where the cache module can never be imported."""
     spec = importlib.util.find_spec("vllm_omni")
     places = spec.submodule_search_locations if spec else None
     if not places:
@@ -113,6 +110,8 @@ def _check_presence() -> None:
         _stand_down(
             "it has no prompt-embedding cache (diffusion/cache/prompt_embed_cache.py); 0.22 is the first with one"
         )
+    for name in _MODULES:
+        wrapt.register_post_import_hook(_on_import, name)  # called at once if it is imported already
 
 
 def activate() -> None:
@@ -122,16 +121,13 @@ def activate() -> None:
     what this package relies on, one warning says how and nothing is replaced. `OMNI_TENSOR_KEY=0` makes this a no-op.
     Not for use beside running calls of `encode_prompt()`.
     """
-    global _hooked, _wanted
+    global _wanted
     if not settings().enabled:
         logger.info("omni_tensor_key is off: OMNI_TENSOR_KEY=0.")
         return
     with _lock:
-        _wanted, first, _hooked = True, not _hooked, True
-    if first:
-        _check_presence()
-        for name in (_CACHE, _LORA, _WORKER):
-            wrapt.register_post_import_hook(_on_import, name)  # called at once if it is imported already
+        _wanted = True
+    _hook_imports()
     _patch_all()
 
 
@@ -142,8 +138,8 @@ def deactivate() -> None:
     the same functions since. Not for use beside running calls of `encode_prompt()`.
     """
     with _lock:
-        for name, (module, patches) in _patches.items():
-            changed = patches.changed_since() if module is sys.modules.get(name) else None
+        for patches in _patches.values():
+            changed = patches.changed_since() if patches.is_of_imported_module() else None
             if changed is not None:
                 raise RuntimeError(
                     f"{changed} was replaced by other code after omni_tensor_key was activated; undo that first"

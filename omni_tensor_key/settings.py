@@ -41,9 +41,8 @@ class Problem(NamedTuple):
 
 
 def _switch(value: str) -> bool:
-    return {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}[
-        value.strip().lower()
-    ]
+    names = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
+    return names[value.strip().lower()]
 
 
 def _bytes(value: str) -> int:

@@ -43,7 +43,7 @@ CASES = """
 33  the plugin was not loaded, and nothing said so  environments/test_doctor.py::test_doctor
 34  loaded twice, loaded in many threads            activation/test_failures.py::test_many_threads_register_while_another_imports
 35  an exception of the plugin ended the engine     activation/test_failures.py::test_nothing_that_breaks_here_stops_the_process
-36  upstream's function changed                     activation/test_contract.py::test_stands_down
+36  upstream's function changed                     activation/test_contract.py::test_it_stands_down_or_follows
 37  the function was imported by name before        activation/test_lifetimes.py::test_a_name_that_was_imported_earlier_leads_here
 38  undefined symbols, wrong tags, missing sources  keys/test_packaging.py::test_the_binary_needs_no_symbol_of_torch
 39  stale after weights or an adapter were loaded   freshness/test_events.py::test_a_change_is_never_stale

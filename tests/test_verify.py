@@ -47,7 +47,7 @@ def test_that_share_of_hits_runs_the_encoder_again(setting: Any, share: float, c
             before = pipeline.runs
             assert is_hit(pipeline, cache, *call)  # in upstream's counters it stays one
             runs[-1].append(pipeline.runs > before)
-        assert (cache.verified, cache.differed) == (int(200 * share), 0)
+        assert (cache.guard.counts["verified",], cache.guard.counts["differed",]) == (int(200 * share), 0)
         assert sum(runs[-1]) == int(200 * share)
     assert runs[0] == runs[1]
 
@@ -56,7 +56,7 @@ def test_no_variable_verifies_nothing() -> None:
     pipeline, cache = installed()
     for _ in range(100):
         pipeline.encode_prompt(IDS)
-    assert (pipeline.runs, cache.verified) == (1, 0)
+    assert (pipeline.runs, cache.guard.counts["verified",]) == (1, 0)
 
 
 class Hidden(Adapter):
@@ -81,7 +81,7 @@ def test_a_hidden_input_is_found(setting: Any, log: Any, ids: Any) -> None:
     assert torch.equal(fresh["embeds"], pipeline.encode_prompt(ids)["embeds"])
     (line,) = log.having("ERROR", "Hidden", "output['embeds']: 1 of 12 elements differ, by at most 0.5")
     assert "The cache is emptied" in line
-    assert (cache.verified, cache.differed) == (2, 1)
+    assert (cache.guard.counts["verified",], cache.guard.counts["differed",]) == (2, 1)
     assert (counted("Hidden", "verified"), counted("Hidden", "differed")) >= (2, 1)
     assert omni_tensor_key.stats()["cleared"]["Hidden"]["verify"] >= 1
     assert is_hit(pipeline, cache, ids)
@@ -109,7 +109,7 @@ def test_what_no_guard_can_see_is_found(setting: Any, log: Any, cause: Callable[
     cause(pipeline, cache._store[next(iter(cache._store))])
     got = pipeline.encode_prompt(IDS)
     assert torch.equal(got["embeds"], Hidden.encode_prompt(pipeline, IDS)["embeds"])
-    assert cache.differed == 1
+    assert cache.guard.counts["differed",] == 1
     assert len(log.having("ERROR", "differs from what the encoder returns now")) == 1
 
 
@@ -149,7 +149,7 @@ def test_differences_are_named(setting: Any, log: Any, stored: Any, fresh: Any, 
     pipeline, cache = installed(Changing([stored, fresh]))
     pipeline.encode_prompt(IDS)
     pipeline.encode_prompt(IDS)
-    assert (cache.verified, cache.differed) == (1, int(expected is not None))
+    assert (cache.guard.counts["verified",], cache.guard.counts["differed",]) == (1, int(expected is not None))
     assert bool(log.having("ERROR", expected or "differs")) == (expected is not None)
 
 
@@ -161,7 +161,11 @@ def test_any_output_that_stays_the_same_is_found_equal(setting: Any, log: Any, n
     for _ in range(3):
         pipeline.encode_prompt(IDS.tolist() if as_lists else IDS)
     is_stored = as_lists or name in outputs.STORED
-    assert (cache.verified, cache.differed, log.having("ERROR")) == (2 * is_stored, 0, [])
+    assert (cache.guard.counts["verified",], cache.guard.counts["differed",], log.having("ERROR")) == (
+        2 * is_stored,
+        0,
+        [],
+    )
 
 
 class Sized:

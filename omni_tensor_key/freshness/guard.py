@@ -14,9 +14,17 @@ import torch
 
 from ..settings import logger
 from . import module_events
-from .snapshot import Contents, PartsSnapshot, child_of, generator_names, part_names
+from .snapshot import PartsSnapshot
 
 _generations = itertools.count(1)
+
+
+def _child_of(module: torch.nn.Module | None, name: str) -> Any:
+    """Return the module, parameter or buffer that is registered under this name, or None."""
+    if module is None:
+        return None
+    registered = (module._modules.get(name), module._parameters.get(name), module._buffers.get(name))
+    return next((child for child in registered if child is not None), None)
 
 
 class PipelineGuard:
@@ -33,19 +41,17 @@ class PipelineGuard:
         self.lock = threading.RLock()  # refresh() invalidates under it
         self.generation = next(_generations)
         self.changing = 0
-        self.cleared: Counter[str] = Counter()
+        self.counts: Counter[tuple[str, ...]] = Counter()  # of what is in stats(), such as ("cleared", "lora")
         self.clear = clear
+        self._warned = False
         self._pipeline = weakref.ref(pipeline)
         self._thread = threading.local()
-        self._generators = generator_names(pipeline)
-        # Only these and encoders, tokenizers and processors: other attributes may be set per request.
-        self._names = part_names(pipeline)
-        self._replaced = False  # a child of a text-encoding module, by another
-        self._added: list[tuple[weakref.ref[torch.nn.Module], str]] = []  # children that were not there
-        self._warned = False
-        self._take_snapshots(pipeline, PartsSnapshot(pipeline, self._names, self._generators))
+        # Children that were assigned in text-encoding modules since the snapshot, and whether they replaced one.
+        self._assigned: list[tuple[weakref.ref[torch.nn.Module], str, bool]] = []
+        self._parts = PartsSnapshot(pipeline)
+        module_events.observe_load_weights(pipeline)
         module_events.add_guard(self)
-        self._warn_of_tuner_layers()
+        self._look_for_tuner_layers()
 
     @property
     def pipeline(self) -> Any:
@@ -54,42 +60,30 @@ class PipelineGuard:
 
     def generates(self, name: str) -> bool:
         """Return whether a module or parameter of this dotted name encodes no text."""
-        return name.split(".", 1)[0] in self._generators
+        return name.split(".", 1)[0] in self._parts.generators
 
     def encodes_with(self, module: torch.nn.Module) -> bool:
         """Return whether a module is a part of a text-encoding module."""
-        return module in self.contents.modules
-
-    def _take_snapshots(self, pipeline: Any, parts: PartsSnapshot) -> None:
-        self._parts = parts
-        self.contents = Contents(parts.parts())
-        module_events.observe_load_weights(pipeline)
-
-    def _has_other_contents(self) -> bool:
-        # A child that has come and gone again is no change.
-        added = ((reference(), name) for reference, name in self._added)
-        return self._replaced or any(
-            module is not None and child_of(module, name) is not None for module, name in added
-        )
+        return module in self._parts.modules
 
     def refresh(self) -> None:
         """Empty the cache if a part of the pipeline is not the object that it was; asked at every lookup."""
         pipeline = self._pipeline()
-        if pipeline is None or not (self._replaced or self._added or not self._parts.holds(pipeline)):
+        if pipeline is None or (not self._assigned and self._parts.holds(pipeline)):
             return
         with self.lock:
-            parts = PartsSnapshot(pipeline, self._names, self._generators)
-            changed = self._has_other_contents() or not parts.same_parts(self._parts)
-            if changed:
-                self._take_snapshots(pipeline, parts)
+            assigned, self._assigned = self._assigned, []
+            # A child that has come and gone again is no change.
+            changed = any(replaced or _child_of(module(), name) is not None for module, name, replaced in assigned)
+            if changed or not self._parts.holds(pipeline):
+                self._parts.update(pipeline)
+                module_events.observe_load_weights(pipeline)
                 self.invalidate("replaced")
-            self._parts = parts  # also where an attribute came or went that encodes no text
-            self._replaced, self._added = False, []
-        if changed:
-            self._warn_of_tuner_layers()
+        self._look_for_tuner_layers()
 
-    def _warn_of_tuner_layers(self) -> None:  # without the lock: a log handler may wait for another thread
-        if self.contents.has_tuner_layers and not self._warned:
+    def _look_for_tuner_layers(self) -> None:  # without the lock: a log handler may wait for another thread
+        self.has_tuner_layers = self._parts.has_tuner_layers()
+        if self.has_tuner_layers and not self._warned:
             self._warned = True
             logger.warning(
                 "omni_tensor_key: a text encoder of %s has PEFT tuner layers, whose state changes unseen: calls with "
@@ -103,7 +97,7 @@ class PipelineGuard:
             self.generation = next(_generations)
             clear = self.clear()
             if clear is not None and clear():
-                self.cleared[cause] += 1
+                self.counts["cleared", cause] += 1
 
     @contextmanager
     def change(self, cause: str) -> Iterator[None]:
@@ -130,13 +124,14 @@ class PipelineGuard:
             if thread.depth == 0 and getattr(thread, "assigned", False):
                 thread.assigned = False
                 with self.lock:
-                    self.contents = Contents(self._parts.parts())
+                    self._parts.update_modules()
+                self._look_for_tuner_layers()
 
     def module_assigned(self, module: torch.nn.Module, name: str, value: object) -> None:
         """Note that a module, parameter or buffer of a text-encoding module is about to be assigned."""
         if not self.encodes_with(module):
             return
-        child = child_of(module, name)
+        child = _child_of(module, name)
         if child is value:
             return
         if getattr(self._thread, "depth", 0) > 0:
@@ -144,7 +139,4 @@ class PipelineGuard:
             return
         with self.lock:
             self.generation = next(_generations)
-            if child is None:
-                self._added.append((weakref.ref(module), name))
-            else:
-                self._replaced = True
+            self._assigned.append((weakref.ref(module), name, child is not None))

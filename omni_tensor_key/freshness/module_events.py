@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -40,31 +40,26 @@ def guards() -> list[PipelineGuard]:
     return [guard for guard in found if guard is not None and guard.pipeline is not None]
 
 
-def _change(cause: str, told: Iterable[PipelineGuard], method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    with ExitStack() as stack:
-        for guard in told:
-            stack.enter_context(guard.change(cause))
-        return method(*args, **kwargs)
+def _assigned(module: torch.nn.Module, name: str, value: object) -> None:
+    for reference in _guards:
+        if (guard := reference()) is not None:
+            guard.module_assigned(module, name, value)
 
 
 @functools.cache
 def _observe_torch() -> None:
-    def assigned(module: torch.nn.Module, name: str, value: object) -> None:
-        for reference in _guards:
-            if (guard := reference()) is not None:
-                guard.module_assigned(module, name, value)
+    torch_module.register_module_module_registration_hook(_assigned)
+    torch_module.register_module_parameter_registration_hook(_assigned)
+    torch_module.register_module_buffer_registration_hook(_assigned)
+    wrapt.wrap_function_wrapper(torch.nn.Module, "load_state_dict", _load_state_dict)
 
-    torch_module.register_module_module_registration_hook(assigned)
-    torch_module.register_module_parameter_registration_hook(assigned)
-    torch_module.register_module_buffer_registration_hook(assigned)
-    original: Any = torch.nn.Module.load_state_dict
 
-    @functools.wraps(original)
-    def load_state_dict(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        told = [guard for guard in guards() if any(map(guard.encodes_with, self.modules()))]
-        return _change("load_state_dict", told, original, (self, *args), kwargs)
-
-    torch.nn.Module.load_state_dict = load_state_dict
+def _load_state_dict(method: Callable[..., Any], owner: Any, args: Any, kwargs: Any) -> Any:
+    with ExitStack() as stack:
+        for guard in guards():
+            if any(map(guard.encodes_with, owner.modules())):
+                stack.enter_context(guard.change("load_state_dict"))
+        return method(*args, **kwargs)
 
 
 def _modules_in(pipeline: Any) -> Iterator[Any]:
@@ -74,11 +69,13 @@ def _modules_in(pipeline: Any) -> Iterator[Any]:
 
 
 def _load_weights(method: Callable[..., Any], owner: Any, args: Any, kwargs: Any) -> Any:
-    # Each pipeline is held while it is looked at: a collection may end another one at any time.
-    pipelines = [(guard, guard.pipeline) for guard in guards()]
-    told = [guard for guard, p in pipelines if p is not None and any(owner is part for part in _modules_in(p))]
-    del pipelines
-    return _change("load_weights", told, method, args, kwargs)
+    with ExitStack() as stack:
+        for guard in guards():
+            pipeline = guard.pipeline  # held while it is looked at: a collection may end it at any time
+            if pipeline is not None and any(owner is part for part in _modules_in(pipeline)):
+                stack.enter_context(guard.change("load_weights"))
+            del pipeline
+        return method(*args, **kwargs)
 
 
 def observe_load_weights(pipeline: Any) -> None:

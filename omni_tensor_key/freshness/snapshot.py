@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,8 +16,11 @@ _GENERATORS = frozenset({
     "audio_decoder", "audio_vae", "dit", "image_vae", "latent_upsampler", "sr_dit", "transformer",
     "transformer_2", "transformers_ref", "unet", "vae", "video_decoder", "video_vae", "vocoder",
 })  # fmt: skip
-# Encoders, tokenizers and processors, which need not be modules.
+# Encoders, tokenizers and processors, which need not be modules; these may also come after the cache is installed.
 _COMPONENT = re.compile(r"(^|_)(encoder|tokenizer|processor)(_\d+)?$")
+_LATER = frozenset(
+    f"{name}{number}" for name in ("text_encoder", "tokenizer", "processor") for number in ("", "_2", "_3")
+)
 # Settings and results of a request, none of which is an encoder, tokenizer or processor.
 _DATA = (str, bytes, bool, int, float, dict, list, tuple, set, frozenset, torch.Tensor)
 
@@ -47,16 +50,6 @@ def generator_names(pipeline: Any) -> frozenset[str]:
     return frozenset(name for name, module in modules.items() if id(module) in generators)
 
 
-def part_names(pipeline: Any) -> frozenset[str]:
-    """Return the names of attributes that are, or may become, modules that encode text."""
-    generators = generator_names(pipeline)
-    return frozenset(
-        name
-        for name, value in _attributes(pipeline).items()
-        if (value is None or isinstance(value, torch.nn.Module)) and name not in generators
-    )
-
-
 def _nothing() -> None:
     """The reference to None."""
 
@@ -71,68 +64,59 @@ def _reference(value: Any) -> Callable[[], Any]:
         return lambda: value
 
 
-def _is_gone(reference: Callable[[], Any]) -> bool:
-    """Whether the part no longer exists, which a part that is None now is not."""
-    return isinstance(reference, weakref.ref) and reference() is None
-
-
 class PartsSnapshot:
-    """Which objects the text-encoding attributes of a pipeline were: modules of these names, and all components."""
+    """Which objects the text-encoding attributes of a pipeline are: modules, and encoders, tokenizers and processors.
 
-    def __init__(self, pipeline: Any, names: frozenset[str], generators: frozenset[str]) -> None:
-        attributes, found = vars(pipeline), _attributes(pipeline)
-        self._attributes, self._modules = list(attributes), list(attributes.get("_modules", ()))
-        self._references: dict[str, Callable[[], Any]] = {}
-        generating = [found.get(name) for name in generators]
-        for name, value in found.items():
-            if _COMPONENT.search(name) and not isinstance(value, _DATA):
-                self._references[name] = _reference(value)
-            elif name in names:
-                is_part = isinstance(value, torch.nn.Module) and all(value is not module for module in generating)
-                self._references[name] = _reference(value if is_part else None)
+    The names are those of the pipeline at the beginning, also those that have None and may get a module. Other
+    attributes may be set per request.
+    """
 
-    def parts(self) -> list[Any]:
-        """Return the parts that still exist; None for those that are absent or gone."""
-        return [reference() for reference in self._references.values()]
+    def __init__(self, pipeline: Any) -> None:
+        self.generators = generator_names(pipeline)
+        names = _LATER.union(
+            name
+            for name, value in _attributes(pipeline).items()
+            if value is None or isinstance(value, torch.nn.Module) or _COMPONENT.search(name)
+        )
+        self._names = names - self.generators
+        self._components = frozenset(filter(_COMPONENT.search, self._names))
+        self.update(pipeline)
+
+    def update(self, pipeline: Any) -> None:
+        """Take the parts that the pipeline has now."""
+        found = _attributes(pipeline)
+        self._references = {name: _reference(self._part(found, name)) for name in self._names}
+        self.update_modules()
+
+    def update_modules(self) -> None:
+        """Take the modules that the parts consist of now."""
+        self.modules = weakref.WeakSet(
+            module
+            for part in [reference() for reference in self._references.values()]
+            if isinstance(part, torch.nn.Module)
+            for module in part.modules()
+        )
+
+    def _part(self, attributes: dict[str, Any], name: str) -> Any:
+        value = attributes.get(name)
+        if isinstance(value, torch.nn.Module):
+            return None if any(value is attributes.get(generator) for generator in self.generators) else value
+        return value if name in self._components and not isinstance(value, _DATA) else None
 
     def holds(self, pipeline: Any) -> bool:
-        """Return whether no attribute has come or gone, and every part is the object that it was."""
-        attributes = vars(pipeline)
-        modules = attributes.get("_modules", {})
-        if list(attributes) != self._attributes or list(modules) != self._modules:
-            return False
+        """Return whether every part is the object that it was."""
+        own = vars(pipeline)
+        modules = own.get("_modules", {})
         for name, reference in self._references.items():
-            part = attributes[name] if name in attributes else modules.get(name)
-            if part is reference() and not (part is None and _is_gone(reference)):
+            value = own[name] if name in own else modules.get(name)
+            if value is reference() and (value is not None or reference is _nothing):
                 continue
-            # A setting of a request, under a name that had None and may get a module.
-            is_setting = reference is _nothing and not isinstance(part, torch.nn.Module)
-            if not is_setting or _COMPONENT.search(name):
+            # A setting of a request, under a name that had None, is no part.
+            if reference is not _nothing or self._part(_attributes(pipeline), name) is not None:
                 return False
         return True
 
-    def same_parts(self, other: PartsSnapshot) -> bool:
-        """Return whether the parts of two snapshots are the same objects under the same names."""
-        names = self._references.keys()
-        return names == other._references.keys() and all(
-            self._references[name]() is other._references[name]() and not _is_gone(other._references[name])
-            for name in names
-        )
-
-
-class Contents:
-    """The modules that the text-encoding modules among these parts consist of."""
-
-    def __init__(self, parts: Iterable[Any]) -> None:
-        self.modules = weakref.WeakSet(
-            module for part in parts if isinstance(part, torch.nn.Module) for module in part.modules()
-        )
-        # Their state changes without a call that can be seen.
+    def has_tuner_layers(self) -> bool:
+        """Return whether PEFT has put layers into a text encoder, whose state changes without a call to be seen."""
         peft = sys.modules.get("peft.tuners.tuners_utils")
-        self.has_tuner_layers = peft is not None and any(isinstance(m, peft.BaseTunerLayer) for m in self.modules)
-
-
-def child_of(module: torch.nn.Module, name: str) -> Any:
-    """Return the module, parameter or buffer that is registered under this name, or None."""
-    registered = (module._modules.get(name), module._parameters.get(name), module._buffers.get(name))
-    return next((child for child in registered if child is not None), None)
+        return peft is not None and any(isinstance(module, peft.BaseTunerLayer) for module in self.modules)

@@ -1,17 +1,9 @@
 """Content keys of tensors, and the stand-ins for the functions with which vLLM-Omni's cache makes its keys."""
 
-from .._core import KeyBuilder, TensorKey
-from ..errors import UncacheableTensorError
-from .builder import make_key_builder
-from .reasons import explain
-from .tensors import tensor_key, tensor_keys
-
-__all__ = [
-    "KeyBuilder",
-    "TensorKey",
-    "UncacheableTensorError",
-    "explain",
-    "make_key_builder",
-    "tensor_key",
-    "tensor_keys",
-]
+from .._core import KeyBuilder as KeyBuilder
+from .._core import TensorKey as TensorKey
+from ..errors import UncacheableTensorError as UncacheableTensorError
+from .builder import make_key_builder as make_key_builder
+from .tensors import explain as explain
+from .tensors import tensor_key as tensor_key
+from .tensors import tensor_keys as tensor_keys

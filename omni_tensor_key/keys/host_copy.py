@@ -27,41 +27,12 @@ def is_capturing(device: torch.device) -> bool:
         return bool(query())
 
 
-def _copy_packed(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy tensors of one device to the host in one copy, as the bytes of all of them."""
-    # The widest items first, so that each tensor begins at a multiple of its item size, as a view of it must.
-    order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
-    # as_strided, since contiguous() may keep any stride in a tensor of one element.
-    parts = [tensors[i].contiguous().as_strided((tensors[i].numel(),), (1,)).view(torch.uint8) for i in order]
-    packed = torch.cat(parts).to("cpu")
-    copies = list(tensors)
-    for i, part in zip(order, packed.split([part.numel() for part in parts]), strict=True):
-        copies[i] = part.view(tensors[i].dtype).reshape(tensors[i].shape)
-    return copies
-
-
-def _copy(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    if len(tensors) > 1:
-        try:
-            return _copy_packed(tensors)
-        except NotImplementedError:
-            pass  # this device cannot view, pack or make contiguous one of the dtypes; copying it can any device
-    return [tensor.to("cpu") for tensor in tensors]
-
-
 def to_host(tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
-    """Copy tensors with elements to the host, all of one device in one copy where the device can pack them.
+    """Copy tensors to the host, each in a copy of its own.
 
     Returns None where that would synchronize a stream under graph capture. Raises what torch raises, such as the
     RuntimeError of an earlier asynchronous CUDA error.
     """
-    of_device: dict[torch.device, list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        of_device.setdefault(tensor.device, []).append(i)
-    if any(is_capturing(device) for device in of_device):
+    if any(map(is_capturing, {tensor.device for tensor in tensors})):
         return None
-    copies = [tensor.detach() for tensor in tensors]
-    for indices in of_device.values():
-        for i, copy in zip(indices, _copy([copies[i] for i in indices]), strict=True):
-            copies[i] = copy
-    return copies
+    return [tensor.detach().to("cpu") for tensor in tensors]

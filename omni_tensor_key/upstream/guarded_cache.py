@@ -6,7 +6,6 @@ import functools
 import math
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from ..freshness.guard import PipelineGuard
 from ..freshness.module_events import guards
 from ..freshness.outputs import NotStorableError, difference, private_copy, tensor_bytes
 from ..freshness.torch_state import TorchState
-from ..settings import logger, settings
+from ..settings import Settings, logger, settings
 
 _UpstreamCache: Any = object  # upstream's class, which is known at activation only, comes after it among the bases
 
@@ -28,7 +27,7 @@ def guarded_caches() -> list[tuple[GuardedPromptEmbedCache, PipelineGuard]]:
 
 def has_tensors(key: Any) -> bool:
     """Return whether this is the cache key of a call with tensors, as `KeyBuilder.build_key()` makes it."""
-    return type(key) is tuple and len(key) == 3 and type(key[2]) is TorchState
+    return type(key) is tuple and bool(key) and type(key[-1]) is TorchState
 
 
 @dataclass
@@ -74,12 +73,12 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
 
     MISS: Any  # upstream's sentinel
     guard: PipelineGuard | None = None
+    settings: Settings
 
     def attach(self, pipeline: Any, calls: EncodeCalls) -> None:
         """Guard this pipeline, whose own encode_prompt() goes through `calls`."""
-        self.verified = self.differed = self._hits_counted = 0
-        self.not_stored: Counter[str] = Counter()
-        self._settings = settings()
+        self.settings = settings()
+        self._hits_counted = 0
         self._thread = calls.thread  # not `calls`, which keeps the pipeline alive
         self.guard = calls.guard = PipelineGuard(pipeline, weakref.WeakMethod(self._drop_entries))
 
@@ -99,8 +98,8 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
         if guard is None:
             return self._bypass() if has_tensors(key) else super().get(key)
         guard.refresh()
-        if guard.contents.has_tuner_layers and has_tensors(key):
-            self.not_stored["peft"] += 1
+        if guard.has_tuner_layers and has_tensors(key):
+            guard.counts["not_stored", "peft"] += 1
             return self._bypass()
         generation = guard.generation  # before the entry is taken, which a change may then drop
         value = super().get(key)
@@ -119,7 +118,7 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
 
         Ranks that see the same calls decide alike; else one would enter a collective that the other does not.
         """
-        share = self._settings.verify
+        share = self.settings.verify
         if share == 0:
             return False
         with self._lock:
@@ -131,24 +130,23 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
 
         value: the output as upstream has detached it.
         """
-        miss = None
-        if self.guard is not None:
+        guard, miss = self.guard, None
+        if guard is not None:
             miss, self._thread.finished = getattr(self._thread, "finished", None), None
-        if miss is None or miss.key is not key:
+        if guard is None or miss is None or miss.key is not key:
             if not has_tensors(key):
                 super().put(key, value)  # by somebody else than upstream's wrapper
         elif miss.stored is self.MISS:
-            reason = self._store_output(miss, value)
+            reason = self._store_output(guard, miss, value)
             if reason is not None:
-                self.not_stored[reason] += 1
+                guard.counts["not_stored", reason] += 1
         else:
             # What is stored for a call with tensors is a copy of the output before upstream detaches it.
-            self._verify(miss, miss.output if has_tensors(key) else value)
+            self._verify(guard, miss, miss.output if has_tensors(key) else value)
 
-    def _store_output(self, miss: _Miss, value: Any) -> str | None:
+    def _store_output(self, guard: PipelineGuard, miss: _Miss, value: Any) -> str | None:
         """Store the output of a miss, or return why it is not stored."""
-        guard, limit = self.guard, self._settings.cache_bytes
-        assert guard is not None
+        limit = self.settings.cache_bytes
         if has_tensors(miss.key):
             try:
                 value = private_copy(miss.output)
@@ -166,17 +164,15 @@ class GuardedPromptEmbedCache(_UpstreamCache):  # type: ignore[misc]
                         self._store.popitem(last=False)
         return None
 
-    def _verify(self, miss: _Miss, value: Any) -> None:
-        guard = self.guard
-        assert guard is not None
+    def _verify(self, guard: PipelineGuard, miss: _Miss, value: Any) -> None:
         with guard.lock:
             if guard.generation != miss.generation:
                 return  # what was stored is gone
-            self.verified += 1
+            guard.counts["verified",] += 1
             found = difference(miss.stored, value)
             if found is None:
                 return
-            self.differed += 1
+            guard.counts["differed",] += 1
             guard.invalidate("verify")
         logger.error(
             "omni_tensor_key: a cached output of %s differs from what the encoder returns now: %s. The cache is "

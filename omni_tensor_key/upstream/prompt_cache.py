@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..errors import ContractMismatch
 from ..freshness.torch_state import call_state
 from ..keys import make_key_builder
 from ..settings import logger, settings
-from .contract import check_contract
+from .contract import check_calls, check_tensors, follows_known_rules
 from .guarded_cache import EncodeCalls, GuardedPromptEmbedCache, guarded_caches, has_tensors
 from .patches import Patches
 
@@ -47,15 +48,13 @@ def _guarded_install(install: Callable[..., Any]) -> Any:
             logger.warning("omni_tensor_key: %s has no guard, so tensors are not cached: it has no __dict__.", name)
             return install(pipeline, **options)
         own = encode_prompt.encode_prompt if isinstance(encode_prompt, EncodeCalls) else encode_prompt
-        calls, before = EncodeCalls(own), vars(pipeline).get("encode_prompt")
+        calls, cache = EncodeCalls(own), None
         object.__setattr__(pipeline, "encode_prompt", calls)
-        cache = None
         try:
             cache = install(pipeline, **options)
         finally:
             if cache is None:
-                object.__delattr__(pipeline, "encode_prompt")
-                vars(pipeline).update({} if before is None else {"encode_prompt": before})
+                object.__setattr__(pipeline, "encode_prompt", own)
         if isinstance(cache, GuardedPromptEmbedCache):
             try:
                 cache.attach(pipeline, calls)
@@ -73,11 +72,22 @@ class CachePatches(Patches):
     """
 
     def __init__(self, module: types.ModuleType) -> None:
-        super().__init__()
-        upstream: Any = module
+        super().__init__(module)
         self._bypassed: Counter[tuple[str, str, str]] = Counter()
+        try:
+            self._replace_all(module)
+            check_calls(module, _guarded_install)
+            self._bypassed.clear()
+        except Exception as error:
+            super().restore()
+            if isinstance(error, ContractMismatch):
+                raise
+            raise ContractMismatch(f"a probe failed with {type(error).__name__}: {error}") from error
+
+    def _replace_all(self, upstream: Any) -> None:
+        check_tensors(upstream._hashable, upstream._NOT_HASHABLE)
         builder = make_key_builder(
-            tensors_only=check_contract(module),
+            tensors_only=not follows_known_rules(upstream),
             hashable=upstream._hashable,
             build_key=upstream._build_key,
             not_hashable=upstream._NOT_HASHABLE,
@@ -112,14 +122,13 @@ class CachePatches(Patches):
         found: dict[str, Any] = {}
         for (tag, argument, reason), count in self._bypassed.copy().items():
             found.setdefault("bypassed", {}).setdefault(tag, {}).setdefault(argument, {})[reason] = count
+        totals: Counter[tuple[str, ...]] = Counter()  # several pipelines may be of one class
         for cache, guard in guarded_caches():
-            for kind, counter in {"cleared": guard.cleared, "not_stored": cache.not_stored}.items():
-                if counter:
-                    by_pipeline = found.setdefault(kind, {})
-                    by_pipeline[guard.name] = dict(Counter(by_pipeline.get(guard.name)) + counter)
-            numbers = {"verified": cache.verified, "differed": cache.differed, "bytes": cache.nbytes()}
-            for kind, number in numbers.items():
-                if number:
-                    by_pipeline = found.setdefault(kind, {})
-                    by_pipeline[guard.name] = by_pipeline.get(guard.name, 0) + number
+            counts = guard.counts.copy() | Counter({("bytes",): cache.nbytes()})
+            totals.update({(kind, guard.name, *rest): count for (kind, *rest), count in counts.items()})
+        for (kind, name, *rest), count in totals.items():
+            place, last = found.setdefault(kind, {}), name
+            if rest:
+                place, last = place.setdefault(name, {}), rest[0]
+            place[last] = count
         return found

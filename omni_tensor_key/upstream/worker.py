@@ -53,7 +53,7 @@ class WorkerPatches(Patches):
     """
 
     def __init__(self, module: types.ModuleType, stats: Callable[[], dict[str, Any]]) -> None:
-        super().__init__()
+        super().__init__(module)
 
         def get_prompt_embed_cache_stats(self: Any) -> dict[str, Any] | None:
             """Return the cache's counters, or None where this worker has no prompt-embedding cache.

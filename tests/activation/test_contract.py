@@ -12,10 +12,10 @@ from .fresh_process import CACHE, FreshProcesses
 
 
 class Change(NamedTuple):
-    """One thing that differs from upstream's source, and a word of the warning that follows."""
+    """One thing that differs from upstream's source, and words of the warning that follows; "": none, it is active."""
 
     name: str
-    word: str
+    words: str
     old: str
     new: str
 
@@ -24,74 +24,71 @@ KEY_TENSORS = """    if isinstance(obj, torch.Tensor) and obj.dtype in (torch.in
         return ("__torch_tensor__", str(obj.dtype), tuple(obj.shape), str(obj.device), obj.numpy().tobytes())
     if isinstance(obj, dict):
         items = []"""
+DICTS = "    if isinstance(obj, dict):\n        items = []"
 
 CHANGES = [
-    # Names and parameters.
-    Change("hashable is gone", "_hashable", "def _hashable(", "def _key_of("),
-    Change("hashable names it otherwise", "_hashable", "def _hashable(obj: Any)", "def _hashable(value: Any)"),
-    Change("build_key takes another order", "_build_key", "    args: tuple,\n    kwargs: dict", "    kwargs, args"),
-    Change("install takes more", "install", "    model_tag: str | None = None,", "    model_tag=None, shared=False,"),
-    Change("no sentinel", "_NOT_HASHABLE", "_NOT_HASHABLE", "_REFUSED"),
-    Change("no names of embeddings", "_PRECOMPUTED_EMBED_ARGS", "_PRECOMPUTED_EMBED_ARGS", "_EMBED_ARGS"),
+    # What is replaced or used is not there.
+    Change("hashable is gone", "no attribute '_hashable'", "def _hashable(", "def _key_of("),
+    Change("no sentinel", "no attribute '_NOT_HASHABLE'", "_NOT_HASHABLE", "_REFUSED"),
+    Change("no names of embeddings", "no attribute '_PRECOMPUTED", "_PRECOMPUTED_EMBED_ARGS", "_EMBED_ARGS"),
+    Change("another class", "no attribute 'PromptEmbedCache'", "PromptEmbedCache", "EmbedCache"),
+    Change("clear is gone", "no attribute 'clear'", "def clear(", "def reset("),
+    Change("counts have other names", "'hits'", '"hits": self.hits', '"hit": self.hits'),
+    Change("another cache is returned", "a probe failed", "    return cache\n", "    return object()\n"),
+    # Tensors are keyed by upstream.
+    Change("without their device", "keys tensors itself", DICTS, KEY_TENSORS.replace(" str(obj.device),", "")),
+    Change("by their sum", "keys tensors itself", DICTS, KEY_TENSORS.replace("obj.numpy().tobytes()", "obj.sum()")),
     Change(
-        "names of embeddings in a list",
-        "_PRECOMPUTED_EMBED_ARGS",
-        "def _hashable",
-        "_PRECOMPUTED_EMBED_ARGS = list(_PRECOMPUTED_EMBED_ARGS)\n\n\ndef _hashable",
-    ),
-    Change("another class", "PromptEmbedCache", "PromptEmbedCache", "EmbedCache"),
-    Change("put takes more", "put", "def put(self, key: Any, value: Any)", "def put(self, key, value, cost=0)"),
-    Change("clear is gone", "clear", "def clear(", "def reset("),
-    # Keys of values.
-    Change(
-        "tensors are keyed without their device",
-        "keys tensors itself",
-        "    if isinstance(obj, dict):\n        items = []",
-        KEY_TENSORS.replace(" str(obj.device),", ""),
-    ),
-    Change(
-        "tensors are keyed by their sum",
-        "keys tensors itself",
-        "    if isinstance(obj, dict):\n        items = []",
-        KEY_TENSORS.replace("obj.numpy().tobytes()", "obj.sum().item()"),
-    ),
-    Change(
-        "floating-point tensors are keyed",
+        "of any dtype",
         "keys an unknown Tensor",
-        "    if isinstance(obj, dict):\n        items = []",
+        DICTS,
         KEY_TENSORS.replace("(torch.int64, torch.bool)", "(torch.int64, torch.bool, torch.float32)"),
     ),
     Change(
-        "objects are keyed by repr",
-        "unknown object",
+        "objects by repr",
+        "keys an unknown object",
         "→ not safe.\n    return _NOT_HASHABLE",
         "\n    return _NOT_HASHABLE if isinstance(obj, torch.Tensor) else repr(obj)",
     ),
-    Change("scalars become text", "_hashable", "bytes)):\n        return obj", "bytes)):\n        return str(obj)"),
-    Change("another tag of lists", "lists", '"__seq__"', '"__list__"'),
-    Change("lists stay lists", "lists", '("__seq__", tuple(out))', '("__seq__", out)'),
-    Change("keys of dicts as they are", "dicts", "items.append((repr(k), v))", "items.append((k, v))"),
-    # Keys of calls.
-    Change("another order", "_build_key", "sorted(bound.arguments.keys())", "sorted(bound.arguments)[::-1]"),
-    Change("another shape", "_build_key", "return (model_tag, tuple(items))", "return (model_tag, *items)"),
-    Change("no defaults", "_build_key", "    bound.apply_defaults()\n", ""),
-    Change("what does not bind raises", "probe", "except TypeError:\n", "except OSError:\n"),
-    Change("embeddings are keyed", "_build_key", "bound.arguments[name] is not None", "bound.arguments[name] is ..."),
-    # What is looked up at every call.
-    Change("build_key keeps hashable", "_build_key", "    kwargs: dict,\n", "    kwargs, *, _hashable=_hashable\n"),
-    Change("build_key calls another", "_build_key", "_hashable(bound.arguments[name])", "FIRST(bound.arguments[name])"),
-    Change("lists call another", "_hashable", "_hashable(item)", "FIRST(item)"),
-    Change("dicts call another", "_hashable", "_hashable(obj[k])", "FIRST(obj[k])"),
-    # The wrapper and the cache.
-    Change("keys are made at installation", "PromptEmbedCache.put", "key = _build_key(", "key = BUILD("),
+    # A replacement would not be seen, or not be asked.
+    Change("build_key keeps hashable", "not 1", "    kwargs: dict,\n", "    kwargs, *, _hashable=_hashable\n"),
+    Change("build_key calls another", "not 1", "_hashable(bound.arguments[name])", "FIRST(bound.arguments[name])"),
+    Change("no build_key", "not 1", "_build_key(signature, tag, args, kwargs)", "(tag, _hashable(args))"),
+    Change("keys are made at installation", ".put", "key = _build_key(", "key = BUILD("),
+    Change("stored without put", ".put", "cache.put(key, _detach_output(out))", "cache._store[key] = out"),
+    # Calls are cached otherwise.
     Change(
-        "no build_key", "PromptEmbedCache.put", "_build_key(signature, tag, args, kwargs)", "(tag, _hashable(args))"
+        "embeddings are keyed", "prompt_embeds", "bound.arguments[name] is not None", "bound.arguments[name] is ..."
     ),
-    Change("stored without put", "put", "cache.put(key, _detach_output(out))", "cache._store[key] = out"),
-    Change("a hit is wrapped", "hit", "            return hit\n", "            return (*hit,)[:1]\n"),
-    Change("another cache is returned", "PromptEmbedCache", "    return cache\n", "    return pipeline\n"),
     Change("bypasses are not counted", "counted", "cache.bypassed += 1", "pass"),
-    Change("counts have other names", "counted", '"hits": self.hits', '"hit": self.hits'),
+    # What this package needs not know.
+    Change("install takes more", "", "    model_tag: str | None = None,", "    model_tag=None, shared=False,"),
+    Change("put takes more", "", "def put(self, key: Any, value: Any)", "def put(self, key, value, cost=0)"),
+    Change("scalars become text", "", "bytes)):\n        return obj", "bytes)):\n        return str(obj)"),
+    Change("another tag of lists", "", '"__seq__"', '"__list__"'),
+    Change("keys of dicts as they are", "", "items.append((repr(k), v))", "items.append((k, v))"),
+    Change("another order", "", "sorted(bound.arguments.keys())", "sorted(bound.arguments)[::-1]"),
+    Change("another shape", "", "return (model_tag, tuple(items))", "return (model_tag, *items)"),
+    Change("no defaults", "", "    bound.apply_defaults()\n", ""),
+    Change(
+        "a call can ask to bypass",
+        "",
+        "    # Bypass when the caller",
+        '    if bound.arguments.get("fresh"):\n        return None\n    # Bypass when the caller',
+    ),
+    Change(
+        "an argument is no part of the key",
+        "",
+        "        h = _hashable(bound.arguments[name])",
+        '        if name == "request_id":\n            continue\n        h = _hashable(bound.arguments[name])',
+    ),
+    Change(
+        "long lists are refused",
+        "",
+        "    if isinstance(obj, (list, tuple)):",
+        "    if isinstance(obj, list) and len(obj) > 100:\n        return _NOT_HASHABLE\n"
+        "    if isinstance(obj, (list, tuple)):",
+    ),
 ]
 
 # Bound while the module is imported: a replacement made later would not be seen.
@@ -103,7 +100,8 @@ BUILD = lambda *args: _REAL["_build_key"](*args)
 """
 
 ACTIVATE = """
-import sys, types
+import inspect, sys, types
+import torch
 module = types.ModuleType(CACHE)
 sys.modules[CACHE] = module
 exec(compile(SOURCE, CACHE, "exec"), vars(module))
@@ -112,12 +110,28 @@ def attributes():
     classes = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == CACHE]
     return [(id(owner), name, id(value)) for owner in (module, *classes) for name, value in vars(owner).items()]
 
+def encode(prompt, mask=None, fresh=False, request_id=0): ...
+def keys():
+    return [module._build_key(inspect.signature(encode), "tag", (), call) for call in CALLS]
+
 before = attributes()
 import omni_tensor_key
 for _ in range(3):
     omni_tensor_key.activate()
 print("ACTIVE", omni_tensor_key.is_active(), "UNTOUCHED", attributes() == before)
+"""
+
+# Keys of calls without tensors are upstream's own, whatever its rules; calls with tensors have guarded entries.
+FOLLOWED = """
+from omni_tensor_key.upstream.guarded_cache import has_tensors
+CALLS = [{"prompt": "a"}, {"prompt": "a", "fresh": True}, {"prompt": "a", "request_id": 3}, {"prompt": ("a", {"b": 1})}]
+CALLS += [{"prompt": "a" * 1000}, {"prompt": ["a" * 1000]}, {"prompt": [1] * 1000}, {"prompt": ([1] * 1000,)}]
+ours = keys()
+ids = torch.tensor([1, 2])
+keyed = module._build_key(inspect.signature(encode), "tag", (ids,), {"mask": [ids.bool(), (ids,)]})
+assert has_tensors(keyed), keyed
 omni_tensor_key.deactivate()
+assert ours == keys(), (ours, keys())
 assert attributes() == before
 """
 
@@ -130,22 +144,29 @@ def code(text: str) -> str:
     return f"CACHE = {CACHE!r}\nSOURCE = {text!r}\n{ACTIVATE}"
 
 
-def test_the_module_as_it_is(fresh: FreshProcesses) -> None:
-    for text in (source(), source() + EARLY):
+@pytest.mark.parametrize("change", [Change("none", "", "a", "a"), *CHANGES], ids=lambda change: change.name)
+def test_it_stands_down_or_follows(fresh: FreshProcesses, change: Change) -> None:
+    assert change.old in source(), "upstream's source is another one"
+    text = source().replace(change.old, change.new) + EARLY
+    if change.words:
         result = fresh.check(code(text))
+        assert result.lines_with("ACTIVE") == ["ACTIVE False UNTOUCHED True"], result.output
+        (line,) = result.lines_with("omni_tensor_key")
+        assert line.startswith("WARNING ")
+        assert "vllm-omni 0." in line
+        assert change.words in line.split("stands down", 1)[1]
+    else:
+        result = fresh.check(code(text) + FOLLOWED)
         assert result.lines_with("ACTIVE") == ["ACTIVE True UNTOUCHED False"]
         assert not result.lines_with("WARNING")
 
 
 WITH_5195 = """
-import torch
 def encode(ids, mask=None): ...
-import inspect
 from omni_tensor_key.freshness.torch_state import TorchState
 class Own(torch.Tensor): ...
 signature = inspect.signature(encode)
 ids = torch.tensor([1, 2])
-omni_tensor_key.activate()
 assert omni_tensor_key.is_active()
 tag, items, state = module._build_key(signature, "tag", (ids,), {"mask": [ids.bool(), (ids,)]})
 key = omni_tensor_key.tensor_key
@@ -168,63 +189,8 @@ def test_a_build_with_5195_is_active(fresh: FreshProcesses) -> None:
     assert result.lines_with("ACTIVE") == ["ACTIVE True UNTOUCHED False"]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.name)
-def test_stands_down(fresh: FreshProcesses, change: Change) -> None:
-    assert change.old in source(), "upstream's source is another one"
-    result = fresh.check(code(source().replace(change.old, change.new) + EARLY))
-    assert result.lines_with("ACTIVE") == ["ACTIVE False UNTOUCHED True"], result.output
-    (line,) = result.lines_with("omni_tensor_key")
-    assert line.startswith("WARNING ")
-    assert "vllm-omni 0." in line
-    difference = line.split("stands down", 1)[1]
-    assert change.word in difference
-    assert ("probe failed" in difference) == (change.word == "probe"), "not the difference that was meant"
-
-
 def test_a_module_that_is_not_a_cache_at_all(fresh: FreshProcesses) -> None:
     for text in ("", "def __getattr__(name): raise OSError(name)", "_hashable = _build_key = 1"):
         result = fresh.check(code(text))
         assert result.lines_with("ACTIVE") == ["ACTIVE False UNTOUCHED True"]
         assert len(result.lines_with("stands down")) == 1
-
-
-# Upstream bypasses or keys a call in a new way that no probe runs into.
-NEW_RULES = {
-    "a call can ask to bypass": (
-        "    # Bypass when the caller",
-        '    if bound.arguments.get("fresh"):\n        return None\n    # Bypass when the caller',
-    ),
-    "an argument is no part of the key": (
-        "        h = _hashable(bound.arguments[name])",
-        '        if name == "request_id":\n            continue\n        h = _hashable(bound.arguments[name])',
-    ),
-    "long text is refused": (
-        "    if obj is None or isinstance(obj",
-        "    if isinstance(obj, str) and len(obj) > 100:\n        return _NOT_HASHABLE\n"
-        "    if obj is None or isinstance(obj",
-    ),
-    "long lists are refused": (
-        "    if isinstance(obj, (list, tuple)):",
-        "    if isinstance(obj, list) and len(obj) > 100:\n        return _NOT_HASHABLE\n"
-        "    if isinstance(obj, (list, tuple)):",
-    ),
-}
-
-KEYS = """
-import inspect
-def encode(prompt, fresh=False, request_id=0): ...
-calls = [{"prompt": "a"}, {"prompt": "a", "fresh": True}, {"prompt": "a", "request_id": 3}]
-calls += [{"prompt": "a" * 1000}, {"prompt": ["a" * 1000]}, {"prompt": [1] * 1000}, {"prompt": ([1] * 1000,)}]
-def keys():
-    return [module._build_key(inspect.signature(encode), "tag", (), call) for call in calls]
-omni_tensor_key.activate()
-with_the_extension = keys()
-omni_tensor_key.deactivate()
-assert with_the_extension == keys(), (with_the_extension, keys())
-"""
-
-
-@pytest.mark.parametrize(("old", "new"), NEW_RULES.values(), ids=NEW_RULES)
-def test_a_new_rule_that_no_probe_sees_is_followed(fresh: FreshProcesses, old: str, new: str) -> None:
-    assert old in source(), "upstream's source is another one"
-    fresh.check(code(source().replace(old, new)) + KEYS)

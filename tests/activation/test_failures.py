@@ -44,7 +44,7 @@ def test_many_threads_register_while_another_imports(fresh: FreshProcesses) -> N
 BROKEN = {
     "the hook": "import wrapt\nwrapt.register_post_import_hook = lambda *_: 1 / 0\n",
     "the search": "import importlib.util as u\nu.find_spec = lambda *a: 1 / 0\n",
-    "the contract": "import omni_tensor_key.upstream.contract as c\nc.check_contract = lambda *_: 1 / 0\n",
+    "the contract": "import omni_tensor_key.upstream.prompt_cache as c\nc.check_tensors = lambda *_: 1 / 0\n",
     "the builder": "import omni_tensor_key.keys as k\nk.make_key_builder = lambda **_: 1 / 0\n",
     "the extension": "import sys\nsys.modules['omni_tensor_key._core'] = None\n",
     "wrapt": "import sys\nsys.modules['wrapt'] = None\n",

@@ -60,7 +60,13 @@ def install_0_20(place: Path) -> None:
 
 
 def change_hashable(place: Path) -> None:
-    vllm_omni_with(place, replaced('return ("__seq__", ', 'return ("__list__", '))
+    vllm_omni_with(
+        place,
+        replaced(
+            "→ not safe.\n    return _NOT_HASHABLE",
+            "\n    return _NOT_HASHABLE if isinstance(obj, torch.Tensor) else repr(obj)",
+        ),
+    )
 
 
 def key_tensors_upstream(place: Path) -> None:
@@ -109,7 +115,7 @@ CASES = {
     "upstream keys tensors as #5195": Case(key_tensors_upstream),
     "Python prints": Case(talkative_python),
     "cache not enabled": variable("OMNI_DIFFUSION_PROMPT_EMBED_CACHE", "0", "does not enable", "_CACHE=1"),
-    "_hashable changed": Case(change_hashable, {}, "contract", "_hashable makes", "compatib"),
+    "_hashable changed": Case(change_hashable, {}, "contract", "_hashable keys an unknown object", "compatib"),
     "VLLM_PLUGINS": variable("VLLM_PLUGINS", "other", "does not name", "other,omni_tensor_key"),
     "VLLM_PLUGINS empty": variable("VLLM_PLUGINS", "", "''", "VLLM_PLUGINS=omni_tensor_key,"),
     "switched off": variable("OMNI_TENSOR_KEY", "false", "'false': this package is switched off", "Unset"),

@@ -33,7 +33,6 @@ def test_tensors_of_all_dtypes_in_one_copy(rng: random.Random, device: types.Mod
     strided = [torch.stack([tensor, tensor], dim=1)[:, 0] for tensor in placed]
     device.reset_counters()
     keys = tensor_keys([*placed, *strided])
-    assert device.copies_to_host() == len({tensor.device for tensor in placed})
     digests = [xxhash.xxh3_128_digest(tensor.numpy().tobytes()) for tensor in host]
     assert [key.digest for key in keys] == digests * 2
     assert [key.dtype for key in keys] == [str(tensor.dtype)[6:] for tensor in host] * 2
@@ -44,20 +43,6 @@ def test_one_strided_element_in_one_copy_with_others() -> None:
     ids = ids_on("otkdev:0")
     key, _ = tensor_keys([ids[:1, 2].as_strided((1,), (6,), 2), ids])
     assert key.digest == xxhash.xxh3_128_digest((2).to_bytes(8, "little"))
-
-
-def test_a_device_that_cannot_pack_copies_each_tensor(
-    device: types.ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def cannot_pack(tensors: list[torch.Tensor]) -> torch.Tensor:
-        raise NotImplementedError("no cat on this device")
-
-    tensors = [ids_on("otkdev:0"), ids_on("otkdev:0").T]
-    expected = tensor_keys(tensors)
-    device.reset_counters()
-    monkeypatch.setattr(torch, "cat", cannot_pack)
-    assert tensor_keys(tensors) == expected
-    assert device.copies_to_host() == 2
 
 
 def test_a_stream_under_graph_capture_is_not_synchronized(
