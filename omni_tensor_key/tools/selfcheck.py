@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 from typing import Any
@@ -10,15 +11,6 @@ from typing import Any
 ANSWER = "omni_tensor_key answers: "
 EXPECTED = {"hits": 1, "misses": 2, "bypassed": 0}
 TENSOR_BYTES = 24  # of each tensor of these calls
-
-
-class _Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 def _calls(device: str) -> dict[str, int]:
@@ -45,11 +37,11 @@ def run() -> dict[str, Any]:
     import torch
     from vllm_omni.plugins import load_omni_general_plugins
 
-    handler = _Lines()
-    logging.getLogger("vllm_omni.omni_tensor_key").addHandler(handler)
+    log = io.StringIO()
+    logging.getLogger("vllm_omni.omni_tensor_key").addHandler(logging.StreamHandler(log))
     load_omni_general_plugins()
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    return {"seen": {device: _calls(device) for device in devices}, "log": handler.lines}
+    return {"seen": {device: _calls(device) for device in devices}, "log": log.getvalue().splitlines()}
 
 
 if __name__ == "__main__":

@@ -127,7 +127,6 @@ CASES = {
     "entry point missing": Case(remove_entry_point, {}, "entry point", "has no omni_tensor_key", "with pip"),
     "entry point twice": Case(add_entry_point, {}, "entry point", "another_key.plugin:register", "not meant"),
     "a probe that raises": Case(break_entry_points, {}, "entry point", "could not be examined", "Report"),
-    "two copies": Case(copy_of_this_package, {}, "copies", "is installed", "Keep the one", "note"),
     "old torch": Case(old_torch, {}, "torch", "2.9.1", "2.10 or newer"),
     "no temporary folder": Case(no_temporary_folder, {}, "temporary folder", "No usable temporary", "TMPDIR"),
     "refused values": Case(
@@ -260,24 +259,3 @@ def test_nothing_is_installed(tmp_path: Path) -> None:
     done = run_command([sys.executable, "-S", "-c", VERSIONS], tmp_path, tmp_path)
     assert done.stdout.count("'not installed'") == 3, done.stderr
     assert "unknown version in" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "seen"),
-    [
-        (None, "note", "finds no GPU"),
-        ("echo '580.65.06, NVIDIA H200, 9.0'", "ok", "CUDA 13.0; driver 580.65.06, NVIDIA H200, 9.0"),
-    ],
-)
-def test_the_gpu_of_a_torch_with_cuda(tmp_path: Path, answer: str | None, state: str, seen: str) -> None:
-    """A script answers as nvidia-smi does, or none is there."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").touch()
-    (tmp_path / "torch" / "version.py").write_text("cuda = '13.0'\n")
-    if answer is not None:
-        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
-        (tmp_path / "nvidia-smi").chmod(0o755)
-    code = "from omni_tensor_key.tools import doctor; print(*doctor._gpu(), sep='\\n')"
-    done = run_command([sys.executable, "-c", code], tmp_path, tmp_path, PATH=f"{tmp_path}:/bin")
-    assert f"name='GPU', state='{state}'" in done.stdout, done.stderr
-    assert seen in done.stdout

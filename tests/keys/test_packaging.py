@@ -170,7 +170,7 @@ def test_setup_does_not_import_torch(root: Path) -> None:
 IMPORT = """
 import sys
 import omni_tensor_key, omni_tensor_key.plugin, torch
-heavy = {"vllm", "vllm_omni", "transformers", "diffusers", "xxhash", "typer", "rich"}
+heavy = {"vllm", "vllm_omni", "transformers", "diffusers", "xxhash", "click"}
 print(sorted(heavy & {name.partition(".")[0] for name in sys.modules}), torch.cuda.is_initialized())
 """
 
